@@ -1,0 +1,1 @@
+"""The cloud: the front, its workers, the target model, and the program `pipesd-cloud`."""

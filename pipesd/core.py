@@ -1,0 +1,64 @@
+"""The words that all parts share, as frozen values. Standard library only; no I/O, no clocks.
+
+Glossary: a *draft token* is an id proposed by the edge; a *token batch* is the draft tokens of one message; *NAV* is
+non-autoregressive verification, one target pass over several draft tokens; a *verdict* is the cloud's answer, the ids
+committed since; *committed* is the prompt plus all verified tokens and `pos` an absolute index into it; an *opening*
+numbers a generation (or a repeated OPEN) within a session; an *epoch* numbers the edge's branch within an opening.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import Literal
+
+Origin = Literal["accepted", "target", "unverified"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class Mode(IntEnum):
+    """The cloud's ladder; each rung does all that the ones below do."""
+
+    NAV = 0  # verify when asked
+    EAGER = 1  # verify what has arrived whenever the worker is free
+    FREE = 2  # and decode on alone when no draft waits
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The bytes that each id stands for, as llama.cpp gives them; special tokens as their text, padding ids as b""."""
+
+    pieces: tuple[bytes, ...]
+
+    @property
+    def size(self) -> int:
+        """Width of the model's output layer, padding included."""
+        return len(self.pieces)
+
+    @cached_property
+    def real_size(self) -> int:
+        """Number of ids up to and including the last that has a text."""
+        return next((i + 1 for i in range(len(self.pieces) - 1, -1, -1) if self.pieces[i]), 0)
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a worker says of its target model. `fingerprint` covers weights, precision and device kind (8 bytes)."""
+
+    name: str
+    vocabulary_size: int
+    context: int
+    end_ids: tuple[int, ...]
+    fingerprint: bytes
+    device: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of output: its text (possibly empty, while a character is incomplete) and the ids committed with it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    origin: Origin

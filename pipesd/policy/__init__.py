@@ -1,0 +1,1 @@
+"""What decides: pure code without sockets, models, threads or clocks."""
