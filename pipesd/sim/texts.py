@@ -1,0 +1,163 @@
+"""What a scripted target says: laws that give the next id as a pure function of the whole prefix.
+
+A prefix is carried as one number, its *state*, folded id by id, so that following one more id costs a constant time
+and two prefixes that differ anywhere have different states (up to hash collisions of 64 bits). Target and drafter
+stand-ins share a law; that is how a drafter can be made right exactly as often as wanted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from pipesd.core import Vocabulary
+
+_MASK = (1 << 64) - 1
+EMPTY = 0x9E3779B97F4A7C15  # the state of the empty prefix
+LETTERS = tuple(b"etaoin shrdlu")  # ids of readable letters in a `byte_vocabulary`
+
+
+def mixed(number: int) -> int:
+    """`number` (taken modulo 2**64) scrambled one to one into 0..2**64-1: the finaliser of splitmix64."""
+    x = number & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def folded(state: int, token_id: int) -> int:
+    """The state of a prefix one id longer. For one `state`, different ids below 2**63 give different results."""
+    return mixed(state + 0x9E3779B97F4A7C15 * (token_id + 1))
+
+
+def state_of(ids: Iterable[int], state: int = EMPTY) -> int:
+    """The state of the prefix `ids`, or of `ids` appended to the prefix that has `state`."""
+    for token_id in ids:
+        state = folded(state, token_id)
+    return state
+
+
+def unit(number: int) -> float:
+    """A number in [0, 1) that depends on `number` alone; uniform over different numbers."""
+    return (mixed(number) >> 11) * 2.0**-53
+
+
+class Law(Protocol):
+    """What comes next: the same answer for the same prefix, in every process."""
+
+    def choice(self, state: int) -> int:
+        """The next id behind the prefix that has `state`."""
+        ...
+
+
+@dataclass(frozen=True)
+class KeyedText:
+    """A text without end that looks random: a keyed hash of the prefix picks one of `alphabet`.
+
+    Any wrong id in a prefix shows at once in what follows, and other keys give other texts. With `end_rate` > 0 each
+    position is `end_id` with that probability.
+    """
+
+    key: int = 0
+    alphabet: Sequence[int] = LETTERS
+    end_id: int | None = None
+    end_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        assert len(self.alphabet) > 0, "a text needs at least one id"
+        assert self.end_rate == 0.0 or self.end_id is not None, "an end rate needs an end id"
+
+    @cached_property
+    def _key(self) -> int:
+        return mixed(self.key * 2 + 1)
+
+    def choice(self, state: int) -> int:
+        """The next id behind the prefix that has `state`."""
+        drawn = mixed(state ^ self._key)
+        if self.end_id is not None and unit(drawn) < self.end_rate:
+            return self.end_id
+        return self.alphabet[drawn % len(self.alphabet)]
+
+
+@dataclass(frozen=True)
+class RecordedText:
+    """Recorded outputs behind recorded prompts; behind any other prefix, what `beyond` says.
+
+    `records` are pairs (prompt ids, output ids). Where two records share a prefix they must agree on what follows.
+    """
+
+    records: Sequence[tuple[Sequence[int], Sequence[int]]]
+    beyond: Law = KeyedText()
+
+    def __post_init__(self) -> None:
+        assert self._choices is not None  # walks the records, so that a contradiction shows here
+
+    @cached_property
+    def _choices(self) -> dict[int, int]:
+        choices: dict[int, int] = {}
+        for prompt, output in self.records:
+            state = state_of(prompt)
+            for token_id in output:
+                said = choices.setdefault(state, token_id)
+                assert said == token_id, f"two records go on with {said} and {token_id} behind the same prefix"
+                state = folded(state, token_id)
+        return choices
+
+    @cached_property
+    def prefixes(self) -> frozenset[int]:
+        """The states of every prefix of every record, the empty one and the whole ones included."""
+        return frozenset(state for prompt, output in self.records for state in _states([*prompt, *output]))
+
+    def recorded(self, state: int) -> bool:
+        """Whether a recorded output goes on behind this prefix."""
+        return state in self._choices
+
+    def choice(self, state: int) -> int:
+        """The next id behind the prefix that has `state`."""
+        said = self._choices.get(state)
+        return self.beyond.choice(state) if said is None else said
+
+
+def _states(ids: Iterable[int]) -> Iterator[int]:
+    state = EMPTY
+    yield state
+    for token_id in ids:
+        state = folded(state, token_id)
+        yield state
+
+
+def continuation(law: Law, prompt: Sequence[int], count: int, end_ids: Iterable[int] = ()) -> list[int]:
+    """The `count` ids that `law` says behind `prompt`, or fewer when one of `end_ids` (kept) comes first."""
+    ends = frozenset(end_ids)
+    state = state_of(prompt)
+    output: list[int] = []
+    while len(output) < count:
+        token_id = law.choice(state)
+        output.append(token_id)
+        if token_id in ends:
+            break
+        state = folded(state, token_id)
+    return output
+
+
+def law_digest(law: Law) -> bytes:
+    """Eight bytes that tell one law from another, for fingerprints; equal in every process."""
+    return hashlib.blake2b(repr(law).encode(), digest_size=8).digest()
+
+
+def byte_vocabulary(size: int = 512, real: int | None = None) -> Vocabulary:
+    """`size` ids, of which those at or above `real` (default: all are real) are padding without a text.
+
+    0..255 are the single bytes, 256 is "<s>", 257 is "</s>", then come pairs of letters. A vocabulary of fewer real
+    ids is the beginning of that list.
+    """
+    real = size if real is None else real
+    assert 0 < real <= size, f"{real} real ids of {size}"
+    letters = b"etaoinshrdlcumwfgypbvkjxqz"
+    pieces = [bytes([i]) for i in range(256)] + [b"<s>", b"</s>"]
+    pieces += [bytes([a, b]) for a in letters for b in letters]
+    pieces += [b"#%d" % i for i in range(len(pieces), real)]
+    return Vocabulary(tuple(pieces[:real]) + (b"",) * (size - real))
