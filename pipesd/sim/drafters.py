@@ -13,7 +13,8 @@ from typing import Protocol
 
 from pipesd.clock import Clock, SystemClock
 from pipesd.core import Vocabulary
-from pipesd.sim.texts import EMPTY, LETTERS, Law, byte_vocabulary, folded, mixed, unit
+from pipesd.sim.texts import EMPTY, LETTERS, Law, folded, mixed, unit
+from pipesd.sim.tokeniser import byte_vocabulary
 
 _AGREES, _WRONG, _CONFIDENCE = (mixed(i) for i in (11, 12, 13))  # independent draws from one state
 

@@ -20,7 +20,8 @@ import numpy.typing as npt
 from pipesd.clock import Clock, SystemClock
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.errors import UsageError
-from pipesd.sim.texts import EMPTY, KeyedText, Law, RecordedText, byte_vocabulary, folded, law_digest
+from pipesd.sim.texts import EMPTY, KeyedText, Law, RecordedText, folded, law_digest
+from pipesd.sim.tokeniser import byte_vocabulary
 
 Batch = Sequence[tuple[int, Sequence[int], int]]  # (slot, ids, rows)
 Logits = npt.NDArray[np.float32]  # (rows, width)

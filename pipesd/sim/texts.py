@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from pipesd.core import Vocabulary
-
 _MASK = (1 << 64) - 1
 EMPTY = 0x9E3779B97F4A7C15  # the state of the empty prefix
 LETTERS = tuple(b"etaoin shrdlu")  # ids of readable letters in a `byte_vocabulary`
@@ -146,18 +144,3 @@ def continuation(law: Law, prompt: Sequence[int], count: int, end_ids: Iterable[
 def law_digest(law: Law) -> bytes:
     """Eight bytes that tell one law from another, for fingerprints; equal in every process."""
     return hashlib.blake2b(repr(law).encode(), digest_size=8).digest()
-
-
-def byte_vocabulary(size: int = 512, real: int | None = None) -> Vocabulary:
-    """`size` ids, of which those at or above `real` (default: all are real) are padding without a text.
-
-    0..255 are the single bytes, 256 is "<s>", 257 is "</s>", then come pairs of letters. A vocabulary of fewer real
-    ids is the beginning of that list.
-    """
-    real = size if real is None else real
-    assert 0 < real <= size, f"{real} real ids of {size}"
-    letters = b"etaoinshrdlcumwfgypbvkjxqz"
-    pieces = [bytes([i]) for i in range(256)] + [b"<s>", b"</s>"]
-    pieces += [bytes([a, b]) for a in letters for b in letters]
-    pieces += [b"#%d" % i for i in range(len(pieces), real)]
-    return Vocabulary(tuple(pieces[:real]) + (b"",) * (size - real))
