@@ -13,6 +13,8 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Literal
 
+LEAST_AHEAD = 16  # tokens of draft, and of free run, that every cloud allows before it has said its own bounds
+
 Origin = Literal["accepted", "target", "unverified"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 

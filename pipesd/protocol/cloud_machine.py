@@ -1,0 +1,431 @@
+"""The cloud's side of all sessions of one worker as a state machine: messages in, messages and passes out; no I/O.
+
+A session holds the committed ids `C` (length c) and the draft `B` behind them in epoch `E`; `end` is how far it has seen
+this branch without a hole, `known` the longest committed length the edge has acknowledged, `want` up to where a verdict
+is owed, `said` up to where verdicts were sent.
+
+    message             condition                      action
+    OPEN(o, base, ...)  o <= own                       dropped
+                        digest does not fit            RESEND(0)
+                        no room                        evict, or ERROR(full)
+                        else                           C = kept + ids; E = -1, B = []; prefill; OPENED
+    DRAFT               no session, o > own            ERROR(unknown, o)
+                        o < own                        dropped
+                        known > c                      ERROR(unknown, o)
+                        always, in this order          known = max; `again`: said = min(said, known), say something
+                        e < E, dead, or ended          stale += n, stop here
+                        e > E                          E = e, B = [], want none, end = min(known, c)
+                        NAV                            want = max(want, pos + n, known + 1)
+                        pos > end                      RESEND(E, end), once per hole; stop here
+                        each id at p                   p < c: unequal -> dead, B = [], want none, rest stale;
+                                                       in B: must be equal; else append. end = max(end, pos + n)
+    CANCEL(o)           o own                          ended (the ids stay for the next OPEN)
+    CLOSE(o)            o own                          forget
+
+    worker free         condition                      action
+    pass                prefilled, not ended, and      accept B (on NAV up to want) while equal; a stop id or the limit
+                        (owed, or mode >= eager        ends; first difference: commit the own id, dead, B = [];
+                        and B, or mode = free,         all equal: commit the own id, compare it with B[0]
+                        B empty, c - known < W)
+    say                 said < c, or asked to          VERDICT(said, C[said:]); said = c
+
+A verdict is owed while c < want and the branch lives; while `end` has not reached the end of what was asked for, RESEND
+was sent and the pass waits. No session is evicted between OPEN and its first verdict nor while a verdict is owed, unless
+cancelled or idle too long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pipesd.core import LEAST_AHEAD, Mode
+from pipesd.policy.accept import accept_greedy
+from pipesd.protocol.vocabulary import digest
+from pipesd.protocol.messages import (
+    Cancel,
+    Close,
+    Counters,
+    Draft,
+    Error,
+    ErrorCode,
+    Gone,
+    Message,
+    Open,
+    Opened,
+    Resend,
+    Verdict,
+)
+
+COUNTERS_EVERY = 8  # a free run tells its counters with every so many verdicts: they cost up to ten bytes
+
+
+@dataclass(frozen=True)
+class CloudLimits:
+    """What one worker grants. `draft_ahead` bounds a session's draft, `run_ahead` its unacknowledged free run (tokens).
+
+    A session unheard of for `quiet_s` may be evicted when there is no room, for `idle_s` it is forgotten.
+    """
+
+    context: int
+    vocabulary_size: int
+    max_sessions: int = 8
+    draft_ahead: int = 32
+    run_ahead: int = 64
+    prefill_piece: int = 128
+    idle_s: float = 600.0
+    quiet_s: float = 5.0
+    full_retry_ms: int = 500
+
+    def __post_init__(self) -> None:
+        assert self.max_sessions >= 1 and self.context >= 2 and self.prefill_piece >= 1
+        assert min(self.draft_ahead, self.run_ahead) >= LEAST_AHEAD
+
+
+class Work(NamedTuple):
+    """One session's share of a pass: cut the slot to `keep` positions, append `ids`, and give the target's choice for
+    each of the last `rows` (none for a piece of the prefill)."""
+
+    session: int
+    slot: int
+    keep: int
+    ids: tuple[int, ...]
+    rows: int
+
+
+@dataclass
+class _Session:
+    session: int
+    slot: int
+    opening: int
+    heard_s: float
+    committed: list[int] = field(default_factory=list)
+    draft: list[int] = field(default_factory=list)
+    epoch: int = -1
+    dead: bool = False
+    end: int = 0
+    known: int = 0
+    want: int = 0  # a verdict is owed while the committed length is below
+    want_end: int = 0  # the branch must be known up to here first
+    said: int = 0
+    repeat: bool = False
+    mode: Mode = Mode.NAV
+    limit: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    ended: bool = True
+    opened: bool = False  # OPENED was sent: the prefill is done
+    answered: bool = True  # the first verdict of this opening was sent
+    hole_asked: bool = False
+    cached: int = 0  # positions of `committed` that the target's slot holds
+    passes: int = 0
+    verified: int = 0
+    stale: int = 0
+    busy_s: float = 0.0
+    owed_since_s: float = 0.0
+    verdicts: int = 0
+
+    @property
+    def owed(self) -> bool:
+        """A verdict is owed: asked for, not reached, and the branch lives."""
+        return not self.ended and not self.dead and len(self.committed) < self.want
+
+    def wants_pass(self, run_ahead: int) -> bool:
+        if self.ended or not self.opened:
+            return False
+        if self.owed and self.end >= self.want_end:
+            return True
+        if self.draft:
+            return self.mode >= Mode.EAGER
+        return self.mode is Mode.FREE and len(self.committed) - self.known < run_ahead
+
+    def kill_branch(self) -> None:
+        self.dead = True
+        self.stale += len(self.draft)
+        self.draft = []
+        self.want = self.want_end = 0
+
+
+class CloudMachine:
+    """All sessions of one worker. `receive` takes messages, `work` says what a pass should compute, `done` takes its
+    result, `tick` forgets the idle. Messages returned are to be sent; slots in `take_freed` hold nothing of use."""
+
+    def __init__(self, limits: CloudLimits, pass_ms: int = 1) -> None:
+        self.limits = limits
+        self._pass_ms = pass_ms  # the longest pass so far: edges wait at least as long before they ask again
+        self._sessions: dict[int, _Session] = {}
+        self._free_slots = list(range(limits.max_sessions))[::-1]
+        self._freed: list[int] = []
+        self._prefill_turn = 0
+
+    @property
+    def sessions(self) -> int:
+        """Number of sessions that hold a slot."""
+        return len(self._sessions)
+
+    def committed(self, session: int) -> tuple[int, ...]:
+        """The ids committed in a session (KeyError if it is unknown)."""
+        return tuple(self._sessions[session].committed)
+
+    def take_freed(self) -> list[int]:
+        """Slots that were given up since the last call; the target may drop their caches."""
+        freed, self._freed = self._freed, []
+        return freed
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def receive(self, message: Message, now_s: float) -> list[Message]:
+        """Take one message of an edge; `now_s` only ever grows."""
+        if isinstance(message, Open):
+            return self._open(message, now_s)
+        s = self._sessions.get(message.session)
+        if isinstance(message, Draft):
+            if s is None or message.opening > s.opening:
+                text = "no such session here" if s is None else "no such opening here"
+                return [_error(message, ErrorCode.UNKNOWN, text)]
+            if message.opening < s.opening:
+                return []
+            s.heard_s = now_s
+            return self._draft(s, message, now_s)
+        if s is None or message.opening != s.opening:
+            return []
+        s.heard_s = now_s
+        if isinstance(message, Cancel):
+            s.ended = True
+            s.kill_branch()
+        elif isinstance(message, Close):
+            return [self._forget(s)]
+        return []
+
+    def _open(self, m: Open, now_s: float) -> list[Message]:
+        s = self._sessions.get(m.session)
+        if s is not None and m.opening <= s.opening:
+            return []
+        kept: list[int] = []
+        if m.base:
+            if s is None or len(s.committed) < m.base or digest(s.committed[: m.base]) != m.digest:
+                if s is not None:
+                    s.heard_s = now_s
+                return [Resend(m.session, m.opening, 0, 0)]
+            kept = s.committed[: m.base]
+        length = len(kept) + len(m.ids)
+        if length == 0:
+            return [_error(m, ErrorCode.MALFORMED, "an opening needs at least one id")]
+        outside = [token for token in m.ids if token >= self.limits.vocabulary_size]
+        if outside:
+            return [self._outside(m, outside[0])]
+        if length >= self.limits.context or m.limit <= length:
+            bound = min(self.limits.context, m.limit)
+            what = "the target's context" if bound == self.limits.context else "the limit"
+            return [_error(m, ErrorCode.LIMIT, f"the prompt has {length} ids, {what} is {bound}: shorten the prompt")]
+        replies: list[Message] = []
+        if s is None:
+            if not self._free_slots:
+                evicted = self._evict(now_s)
+                if evicted is None:
+                    text = f"all {self.limits.max_sessions} sessions of this worker are in use"
+                    return [_error(m, ErrorCode.FULL, text, self.limits.full_retry_ms)]
+                replies.append(evicted)
+            s = self._sessions[m.session] = _Session(m.session, self._free_slots.pop(), m.opening, now_s)
+        fresh = _Session(m.session, s.slot, m.opening, now_s)
+        fresh.committed = kept + list(m.ids)
+        fresh.end = fresh.known = fresh.said = length
+        fresh.mode = m.mode
+        fresh.limit = min(m.limit, self.limits.context)
+        fresh.stop_ids = frozenset(m.stop_ids)
+        fresh.ended = fresh.answered = False
+        fresh.cached = min(s.cached, _common_prefix(s.committed, fresh.committed), length - 1)
+        self._sessions[m.session] = fresh
+        return replies + self._open_if_ready(fresh)
+
+    def _draft(self, s: _Session, m: Draft, now_s: float) -> list[Message]:
+        if m.known > len(s.committed):
+            return [_error(m, ErrorCode.UNKNOWN, f"{m.known} ids are known at the edge, {len(s.committed)} here")]
+        outside = [token for token in m.ids if token >= self.limits.vocabulary_size]
+        if outside:
+            s.ended = True
+            return [self._outside(m, outside[0])]
+        s.known = max(s.known, m.known)
+        replies: list[Message] = []
+        if m.again:
+            s.said = min(s.said, s.known)
+            s.repeat = True
+            replies = self._say(s)
+        return replies + self._take(s, m, now_s)
+
+    def _take(self, s: _Session, m: Draft, now_s: float) -> list[Message]:
+        """Compare the draft by position, and keep what lies beyond the committed length."""
+        after = m.pos + len(m.ids)
+        if m.epoch < s.epoch or (m.epoch == s.epoch and s.dead) or s.ended:
+            same = m.epoch == s.epoch
+            s.stale += max(0, after - max(m.pos, s.end)) if same else len(m.ids)
+            s.end = max(s.end, after) if same else s.end
+            return []
+        if m.epoch > s.epoch:
+            s.stale += len(s.draft)
+            s.epoch, s.draft, s.dead, s.hole_asked = m.epoch, [], False, False
+            s.want = s.want_end = 0
+            s.end = min(m.known, len(s.committed))
+        s.end = max(s.end, min(m.known, len(s.committed)))
+        if m.nav:
+            if not s.owed:
+                s.owed_since_s = now_s
+            s.want = min(s.limit, max(s.want, after, m.known + 1))
+            s.want_end = min(s.limit - 1, max(s.want_end, after))
+        if m.pos > s.end:
+            if s.hole_asked and not (m.nav or m.again):
+                return []
+            s.hole_asked = True
+            return [Resend(s.session, s.opening, s.epoch, s.end)]
+        s.hole_asked = False
+        length = len(s.committed)
+        for p, token in enumerate(m.ids, m.pos):
+            seen = p < s.end
+            if p < length:
+                s.verified += not seen
+                if token != s.committed[p]:
+                    s.kill_branch()
+                    s.stale += max(0, after - max(p + 1, s.end))
+                    s.end = max(s.end, after)
+                    return []
+            elif p - length < len(s.draft):
+                if token != s.draft[p - length]:
+                    s.ended = True
+                    return [_error(m, ErrorCode.MALFORMED, f"two ids were drafted for position {p} in one epoch")]
+            elif p >= s.limit - 1:
+                s.stale += not seen
+            elif len(s.draft) >= self.limits.draft_ahead:
+                s.ended = True
+                bound = self.limits.draft_ahead
+                return [_error(m, ErrorCode.LIMIT, f"more than {bound} draft tokens are ahead of the verdict")]
+            else:
+                s.draft.append(token)
+        s.end = max(s.end, after)
+        return []
+
+    # -- passes -------------------------------------------------------------------------------------------------------
+
+    def work(self) -> list[Work]:
+        """What the next pass should compute: every session that wants a verification, else one piece of one prefill
+        (in turn), so that a verdict never waits for more than a piece; empty when there is nothing to do."""
+        passes = [self._verification(s) for s in self._sessions.values() if s.wants_pass(self.limits.run_ahead)]
+        if passes:
+            return passes
+        waiting = [s for s in self._sessions.values() if not s.opened and not s.ended]
+        if not waiting:
+            return []
+        self._prefill_turn += 1
+        s = waiting[self._prefill_turn % len(waiting)]
+        piece = s.committed[s.cached : min(s.cached + self.limits.prefill_piece, len(s.committed) - 1)]
+        return [Work(s.session, s.slot, s.cached, tuple(piece), 0)]
+
+    def _verification(self, s: _Session) -> Work:
+        length = len(s.committed)
+        count = len(s.draft) if s.mode >= Mode.EAGER else min(len(s.draft), max(0, s.want_end - length))
+        return Work(s.session, s.slot, length - 1, (s.committed[-1], *s.draft[:count]), count + 1)
+
+    def done(self, work: Work, choices: Sequence[int], elapsed_s: float, now_s: float) -> list[Message]:
+        """Take a pass's result: `choices` are the target's own ids after each of the last `work.rows` ids, -1 where its
+        logits were not finite. `elapsed_s` is how long the pass took."""
+        s = self._sessions[work.session]
+        self._pass_ms = max(self._pass_ms, round(elapsed_s * 1000))
+        if not work.rows:
+            s.cached += len(work.ids)
+            return self._open_if_ready(s)
+        drafted = work.ids[1:]
+        assert list(drafted) == s.draft[: len(drafted)] and len(choices) == work.rows
+        was_owed = s.owed
+        accepted = accept_greedy(drafted, choices)
+        s.passes += 1
+        s.verified += len(drafted)
+        new = [*drafted[:accepted], choices[accepted]]
+        room = s.limit - len(s.committed)
+        stop = next((i + 1 for i, token in enumerate(new) if token in s.stop_ids), room)
+        new = new[: min(room, stop)]
+        broken = new[-1] < 0
+        s.ended = broken or stop < room or len(new) == room
+        s.committed += new[: len(new) - broken]
+        s.cached = len(s.committed) - 1
+        del s.draft[: len(drafted)]
+        if s.ended or accepted < len(drafted):
+            s.kill_branch()
+        elif s.draft:
+            s.verified += 1
+            if s.draft.pop(0) != new[-1]:
+                s.kill_branch()
+        s.busy_s += (now_s - s.owed_since_s) if was_owed else elapsed_s
+        s.owed_since_s = now_s
+        replies = self._say(s, counters=was_owed)
+        if broken:
+            text = f"the target gave logits that are not finite behind position {len(s.committed) - 1}"
+            replies.append(Error(s.session, s.opening, ErrorCode.INTERNAL, text, 0))
+        return replies
+
+    def set_mode(self, session: int, mode: Mode) -> list[Message]:
+        """Put a session on another rung of the ladder; leaving free run is said."""
+        s = self._sessions[session]
+        left = s.mode is Mode.FREE and mode is not Mode.FREE
+        s.mode = mode
+        s.repeat = s.repeat or left
+        return self._say(s)
+
+    def tick(self, now_s: float) -> list[Message]:
+        """Forget the sessions that were not heard of for too long."""
+        idle = [s for s in self._sessions.values() if now_s - s.heard_s > self.limits.idle_s]
+        return [self._forget(s) for s in idle]
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _open_if_ready(self, s: _Session) -> list[Message]:
+        if s.cached < len(s.committed) - 1:
+            return []
+        s.opened = True
+        limits = self.limits
+        return [
+            Opened(s.session, s.opening, s.limit, limits.draft_ahead, limits.run_ahead, self._pass_ms),
+            *self._say(s),
+        ]
+
+    def _say(self, s: _Session, *, counters: bool = False) -> list[Message]:
+        if not s.opened or (s.said == len(s.committed) and not s.repeat):
+            return []
+        ids = tuple(s.committed[s.said :])
+        counters = counters or s.ended or s.repeat or s.verdicts % COUNTERS_EVERY == 0
+        told = Counters(s.passes, s.verified, s.stale, round(s.busy_s * 1e4)) if counters else None
+        more = s.mode is Mode.FREE and not s.ended
+        verdict = Verdict(s.session, s.opening, max(s.epoch, 0), s.said, ids, more, False, told)
+        s.said = len(s.committed)
+        s.repeat = False
+        s.answered = s.answered or bool(ids)
+        s.verdicts += 1
+        return [verdict]
+
+    def _evict(self, now_s: float) -> Message | None:
+        """Make room: a session that ended, else the one unheard of for longest, if that is long enough."""
+        quiet_s = self.limits.quiet_s
+        free = [
+            s
+            for s in self._sessions.values()
+            if now_s - s.heard_s > self.limits.idle_s
+            or s.ended
+            or (s.opened and s.answered and not s.owed and now_s - s.heard_s > quiet_s)
+        ]
+        return self._forget(min(free, key=lambda s: (not s.ended, s.heard_s))) if free else None
+
+    def _forget(self, s: _Session) -> Message:
+        del self._sessions[s.session]
+        self._free_slots.append(s.slot)
+        self._freed.append(s.slot)
+        return Gone(s.session, s.opening)
+
+    def _outside(self, m: Open | Draft, token: int) -> Message:
+        text = f"id {token} is outside the target's vocabulary of {self.limits.vocabulary_size}"
+        return _error(m, ErrorCode.MALFORMED, text)
+
+
+def _error(m: Message, code: ErrorCode, text: str, retry_ms: int = 0) -> Message:
+    return Error(m.session, m.opening, code, text, retry_ms)
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,490 @@
+"""The edge's side of a session as a state machine: events in, actions out, no I/O, no clock.
+
+The edge holds the committed ids `K` (length k) and its draft `D` behind them, in epoch `e` of opening `o`. `sent` is the
+position up to which the draft has been sent, `nav` what was asked and not yet answered, as (end of the draft, known).
+
+    state         event                    condition                  action
+    idle, done    generate                                            cut K, append the prompt; o += 1, e = 0, D = [];
+                                                                      OPEN -> opening
+    opening       OPENED or VERDICT                                   -> run
+    opening       deadline                                            open again: o += 1, e = 0, D stays; OPEN
+    opening, run  drafted                  may_draft                  D += [id]
+    opening, run  send                     sent < k + len(D)          DRAFT(pos = sent, known = k)
+    opening, run  ask                      nav none or its end grows  the same with NAV; nav = (k + len(D), k)
+    run           VERDICT                  pos > k                    once per hole: DRAFT(all of D, again)
+                                           each id at p >= k          D empty: commit, the drafter decodes it;
+                                                                      D[0] equal: commit;
+                                                                      D[0] differs: roll back to p, commit, D = [],
+                                                                      e += 1, nav = none. Stop id or limit: done
+                                           id at p < k                must be equal
+                  then                     k >= nav's end, known + 1  nav = none, survivors are promoted
+    run           RESEND of own epoch      pos <= k + len(D)          DRAFT from there, NAV if nav
+    opening       RESEND(0)                                           open again with base 0
+    run           deadline                                            DRAFT(all of D, again, NAV if nav)
+    opening, run  ERROR(unknown)                                      open again with base 0
+    opening, run  ERROR with a retry time                             Retry; then open again
+    opening, run  any other ERROR                                     Fail
+    any           other opening                                       dropped
+    opening, run  cancel                                              CANCEL; D = [] -> done
+
+An edge that can only wait has a NAV outstanding, except with an empty draft behind a VERDICT that said `more`: `settle`
+keeps this rule. In free run it acknowledges by an empty DRAFT when half the run-ahead bound was committed unsaid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from pipesd.core import LEAST_AHEAD, FinishReason, Mode
+from pipesd.errors import ProtocolError
+from pipesd.protocol.vocabulary import digest
+from pipesd.protocol.messages import (
+    Cancel,
+    Close,
+    Counters,
+    Draft,
+    Error,
+    ErrorCode,
+    Message,
+    Open,
+    Opened,
+    Resend,
+    Verdict,
+)
+
+NOWHERE = 1 << 62  # behind every position
+RETRIED = frozenset({ErrorCode.FULL, ErrorCode.STARTING, ErrorCode.DRAINING})
+
+
+class State(Enum):
+    IDLE = "idle"
+    OPENING = "opening"
+    RUN = "run"
+    DONE = "done"
+
+
+class Send(NamedTuple):
+    """Give this message to the link; if it cannot be sent, a deadline repeats what matters."""
+
+    message: Message
+
+
+class Rollback(NamedTuple):
+    """The drafter forgets every position from `pos` on."""
+
+    pos: int
+
+
+class Extend(NamedTuple):
+    """The drafter decodes these committed ids behind what it holds."""
+
+    ids: tuple[int, ...]
+
+
+class Committed(NamedTuple):
+    """`ids` are committed from `pos` on; `accepted[i]` says whether the i-th was the edge's own draft token."""
+
+    pos: int
+    ids: tuple[int, ...]
+    accepted: tuple[bool, ...]
+
+
+class Retry(NamedTuple):
+    """The cloud cannot serve just now: call `reopen` after `after_s`."""
+
+    after_s: float
+    code: ErrorCode
+    text: str
+
+
+class Fail(NamedTuple):
+    """The cloud refuses this generation for good."""
+
+    code: ErrorCode
+    text: str
+
+
+class Done(NamedTuple):
+    reason: FinishReason
+
+
+Action = Send | Rollback | Extend | Committed | Retry | Fail | Done
+
+
+@dataclass(frozen=True)
+class Request:
+    """What every OPEN of one generation repeats. `limit` is the absolute position behind the last id allowed."""
+
+    limit: int
+    stop_ids: frozenset[int]
+    mode: Mode
+    seed: int
+    model_fingerprint: bytes
+    vocabulary_hash: bytes
+    major: int
+
+
+@dataclass
+class Tally:
+    """Counts of one generation; the cloud's are sums over openings of the last counters told."""
+
+    drafted: int = 0
+    navs: int = 0
+    rounds: int = 0
+    openings: int = 0
+    proactive: int = 0
+    promoted: int = 0
+    dropped: int = 0
+    passes: int = 0
+    verified: int = 0
+    stale: int = 0
+    busy_100us: int = 0
+    by_position: list[list[int]] = field(default_factory=list)  # [accepted, decided] by place in the draft
+
+    @property
+    def accepted(self) -> int:
+        """Own draft tokens that equalled the committed id when it was committed, whoever computed it."""
+        return sum(accepted for accepted, _ in self.by_position)
+
+    @property
+    def rejections(self) -> int:
+        """Drafts that ended at a first difference."""
+        return sum(decided - accepted for accepted, decided in self.by_position)
+
+    def count_position(self, place: int, accepted: bool) -> None:
+        while len(self.by_position) <= place:
+            self.by_position.append([0, 0])
+        self.by_position[place][0] += accepted
+        self.by_position[place][1] += 1
+
+
+class EdgeMachine:
+    """One session as the edge sees it. Drive it with `generate`, `receive`, `drafted`, `send`, `ask`, `settle`,
+    `deadline`, `reopen`, `cancel`; perform what they return, in order."""
+
+    def __init__(self, session: int, draft_ahead: int) -> None:
+        self.session = session
+        self.state = State.IDLE
+        self.committed: list[int] = []
+        self.draft: list[int] = []
+        self.opening = 0
+        self.epoch = 0
+        self.sent = 0
+        self.nav: tuple[int, int] | None = None
+        self.more = False
+        self.tally = Tally()
+        self._draft_ahead_wanted = draft_ahead
+        self._draft_ahead = draft_ahead
+        self._run_ahead = 0
+        self._limit = 0
+        self._request: Request | None = None
+        self._drafts = False
+        self._ahead = False
+        self._told = 0  # the last `known` that was said
+        self._hole = False  # a verdict beyond the committed length was seen and its repeat asked for
+        self._owes_nav = False  # a NAV was outstanding when the opening was lost
+        self._proactive_from = NOWHERE  # undecided proactive tokens are the draft's positions from here on
+        self._round_start = 0  # where the draft began that is being verified
+        self._base = 0  # how many committed ids the cloud can be asked to prove
+        self._counted = Counters(0, 0, 0, 0)
+
+    # -- what the driver asks -----------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        return self.state in (State.OPENING, State.RUN)
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether another draft token is of use now."""
+        if not self.running or not self._drafts or (self.nav is not None and not self._ahead):
+            return False
+        if len(self.draft) >= self._draft_ahead or len(self.committed) + len(self.draft) >= self._limit - 1:
+            return False
+        assert self._request is not None
+        return not (self.draft and self.draft[-1] in self._request.stop_ids)
+
+    @property
+    def end(self) -> int:
+        """Position behind the draft."""
+        return len(self.committed) + len(self.draft)
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self, keep: int, prompt: Sequence[int], request: Request, *, drafts: bool, ahead: bool = False
+    ) -> list[Action]:
+        """Begin a generation: the first `keep` committed ids stay, `prompt` follows. `ahead`: draft on while a NAV is
+        outstanding."""
+        assert not self.running, "one generation at a time"
+        assert 0 <= keep <= len(self.committed) and keep + len(prompt) >= 1, "an opening needs at least one id"
+        base = min(self._base, keep)
+        del self.committed[keep:]
+        self.committed.extend(prompt)
+        self.draft = []
+        self.tally = Tally()
+        self._request = request
+        self._limit = request.limit
+        self._drafts, self._ahead = drafts, ahead
+        self._draft_ahead = min(self._draft_ahead_wanted, LEAST_AHEAD)
+        self._owes_nav = False
+        self._round_start = len(self.committed)
+        return self._open(base)
+
+    def receive(self, message: Message) -> list[Action]:
+        """Take a message from the cloud; those of another session or opening are dropped."""
+        if message.session != self.session or message.opening != self.opening or not self.running:
+            return []
+        if isinstance(message, Verdict):
+            return self._verdict(message)
+        if isinstance(message, Opened):
+            return self._opened(message)
+        if isinstance(message, Resend):
+            return self._resend(message)
+        if isinstance(message, Error):
+            return self._error(message)
+        raise ProtocolError(f"the cloud sent a {type(message).__name__}, which only an edge may send")
+
+    def drafted(self, token: int) -> None:
+        """The drafter drew `token` behind the draft."""
+        assert self.may_draft
+        if self.nav is not None:
+            self._proactive_from = min(self._proactive_from, self.end)
+            self.tally.proactive += 1
+        self.draft.append(token)
+        self.tally.drafted += 1
+
+    def send(self) -> list[Action]:
+        """Send what of the draft was not sent yet."""
+        return [self._draft(self.sent, nav=False)] if self.running and self.sent < self.end else []
+
+    def ask(self) -> list[Action]:
+        """Ask for verification of the whole draft (NAV); an empty one asks for one token."""
+        if not self.running or (self.nav is not None and self.end <= self.nav[0]):
+            return []
+        self.nav = (self.end, len(self.committed))
+        self.tally.navs += 1
+        return [self._draft(self.sent, nav=True)]
+
+    def settle(self) -> list[Action]:
+        """Never wait in silence: ask when nothing else can be done, acknowledge in free run."""
+        if not self.running:
+            return []
+        if self._owes_nav:
+            self._owes_nav = False
+            return self.ask()
+        if self.state is State.RUN and self.nav is None and not self.may_draft and (self.draft or not self.more):
+            return self.ask()
+        if 0 < self._run_ahead <= 2 * (len(self.committed) - self._told):
+            return [self._draft(self.sent, nav=False)]
+        return []
+
+    def not_sent(self, message: Message) -> None:
+        """The link did not take `message`: what it carried of the draft is still to be sent."""
+        if isinstance(message, Draft) and (message.opening, message.epoch) == (self.opening, self.epoch):
+            self.sent = max(len(self.committed), min(self.sent, message.pos))
+
+    def deadline(self) -> list[Action]:
+        """Nothing was heard of this opening for too long."""
+        if self.state is State.OPENING:
+            return self.reopen()
+        if self.state is State.RUN:
+            return [self._repeat(len(self.committed), again=True)]
+        return []
+
+    def reopen(self) -> list[Action]:
+        """Open again, with all committed ids; the draft stays."""
+        return self._open(0) if self.running else []
+
+    def cancel(self, reason: FinishReason = "cancelled") -> list[Action]:
+        """End this generation from the edge: the user interrupts, or a stop text was seen."""
+        if not self.running:
+            return []
+        return [Send(Cancel(self.session, self.opening)), *self._finish(reason)]
+
+    def close(self) -> list[Action]:
+        """Tell the cloud to forget the session."""
+        actions = self._finish("cancelled") if self.running else []
+        self._base = 0
+        return [*actions, Send(Close(self.session, self.opening))] if self.opening else actions
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _open(self, base: int) -> list[Action]:
+        assert self._request is not None
+        request = self._request
+        self._keep_counters()
+        self._owes_nav = self._owes_nav or self.nav is not None
+        self.state = State.OPENING
+        self.opening += 1
+        self.tally.openings += 1
+        self.epoch = 0
+        self.nav = None
+        self.more = False
+        self.sent = self._told = len(self.committed)
+        self._hole = False
+        self._base = 0
+        self._run_ahead = LEAST_AHEAD if request.mode is Mode.FREE else 0
+        return [
+            Send(
+                Open(
+                    session=self.session,
+                    opening=self.opening,
+                    base=base,
+                    digest=digest(self.committed[:base]),
+                    ids=tuple(self.committed[base:]),
+                    limit=request.limit,
+                    stop_ids=tuple(sorted(request.stop_ids)),
+                    sampling=None,
+                    seed=request.seed,
+                    mode=request.mode,
+                    model_fingerprint=request.model_fingerprint,
+                    vocabulary_hash=request.vocabulary_hash,
+                    major=request.major,
+                )
+            )
+        ]
+
+    def _repeat(self, start: int, *, again: bool) -> Send:
+        return self._draft(start, nav=self.nav is not None, again=again)
+
+    def _draft(self, start: int, *, nav: bool, again: bool = False) -> Send:
+        """A DRAFT of everything from position `start` on."""
+        known = len(self.committed)
+        ids = tuple(self.draft[start - known :])
+        self.sent = self.end
+        self._told = known
+        return Send(Draft(self.session, self.opening, self.epoch, start, ids, known, nav, again, None))
+
+    def _opened(self, message: Opened) -> list[Action]:
+        self._run()
+        assert self._request is not None
+        self._limit = min(self._request.limit, message.limit)
+        self._draft_ahead = min(self._draft_ahead_wanted, message.draft_ahead)
+        self._run_ahead = message.run_ahead if self._request.mode is Mode.FREE else 0
+        actions: list[Action] = []
+        last = max(self._limit - 1, len(self.committed))
+        if self.end > last:
+            actions.append(Rollback(last))
+            del self.draft[last - len(self.committed) :]
+            self.sent = min(self.sent, last)
+        if len(self.committed) >= self._limit:
+            actions += self._finish("length")
+        return actions
+
+    def _run(self) -> None:
+        self.state = State.RUN
+        self._base = len(self.committed)
+
+    def _verdict(self, message: Verdict) -> list[Action]:
+        self._run()
+        self.more = message.more
+        if message.counters is not None:
+            self._counted = Counters(*map(max, self._counted, message.counters))
+        if message.pos > len(self.committed):
+            if self._hole:
+                return []
+            self._hole = True
+            return [self._repeat(len(self.committed), again=True)]
+        self._hole = False
+        return self._commit(message.pos, message.ids)
+
+    def _commit(self, pos: int, ids: Sequence[int]) -> list[Action]:
+        assert self._request is not None
+        first = len(self.committed)
+        for p, token in enumerate(ids[: first - pos], pos):
+            if self.committed[p] != token:
+                raise ProtocolError(
+                    f"the cloud committed id {token} at position {p} where it had committed {self.committed[p]}"
+                )
+        actions: list[Action] = []
+        accepted: list[bool] = []
+        fresh: list[int] = []  # behind the draft: the drafter has still to decode these
+        ended: FinishReason | None = None
+        for token in ids[first - pos :]:
+            p = len(self.committed)
+            equal = bool(self.draft) and self.draft[0] == token
+            if self.draft:
+                self.tally.count_position(p - self._round_start, equal)
+            if equal:
+                del self.draft[0]
+                if p >= self._proactive_from:
+                    self._proactive_from = p + 1
+                    self.tally.promoted += 1
+            else:
+                if self.draft:
+                    actions.append(Rollback(p))
+                    self._lose_branch()
+                fresh.append(token)
+            self.committed.append(token)
+            accepted.append(equal)
+            self.sent = max(self.sent, len(self.committed))
+            if token in self._request.stop_ids:
+                ended = "stop"
+            elif len(self.committed) >= self._limit:
+                ended = "length"
+            if ended:
+                break
+        if self.nav is not None and len(self.committed) >= max(self.nav[0], self.nav[1] + 1):
+            self.nav = None
+            self._decide_proactive(survived=True)
+            self._round_start = len(self.committed)
+        if accepted:
+            self.tally.rounds += 1
+            self._base = len(self.committed)
+            if fresh:
+                actions.append(Extend(tuple(fresh)))
+            actions.append(Committed(first, tuple(self.committed[first:]), tuple(accepted)))
+        return actions + (self._finish(ended) if ended else [])
+
+    def _lose_branch(self) -> None:
+        self._decide_proactive(survived=False)
+        self.draft = []
+        self.epoch += 1
+        self.sent = len(self.committed)
+        self.nav = None
+        self._round_start = len(self.committed) + 1
+
+    def _decide_proactive(self, *, survived: bool) -> None:
+        """The fate of the tokens drafted while a NAV was outstanding: decided once, when it is answered or earlier."""
+        pending = max(0, self.end - max(self._proactive_from, len(self.committed)))
+        if survived:
+            self.tally.promoted += pending
+        else:
+            self.tally.dropped += pending
+        self._proactive_from = NOWHERE
+
+    def _finish(self, reason: FinishReason) -> list[Action]:
+        actions: list[Action] = [Rollback(len(self.committed))] if self.draft else []
+        self._decide_proactive(survived=False)
+        self._keep_counters()
+        self.draft = []
+        self.nav = None
+        self.state = State.DONE
+        return [*actions, Done(reason)]
+
+    def _keep_counters(self) -> None:
+        """Add the opening's last counters to the generation's sums: they restart with every opening."""
+        self.tally.passes += self._counted.passes
+        self.tally.verified += self._counted.verified
+        self.tally.stale += self._counted.stale
+        self.tally.busy_100us += self._counted.busy_100us
+        self._counted = Counters(0, 0, 0, 0)
+
+    def _resend(self, message: Resend) -> list[Action]:
+        if self.state is State.OPENING:
+            return self.reopen()
+        if message.epoch != self.epoch or message.pos > self.end:
+            return []
+        return [self._repeat(max(message.pos, len(self.committed)), again=False)]
+
+    def _error(self, message: Error) -> list[Action]:
+        code = ErrorCode(message.code)
+        if code is ErrorCode.UNKNOWN:
+            return self.reopen()
+        if code in RETRIED:
+            return [Retry(message.retry_ms / 1000, code, message.text)]
+        return [Fail(code, message.text), *self._finish("error")]
