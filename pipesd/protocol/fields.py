@@ -31,9 +31,10 @@ def describe(value: object) -> str:
     """A short, printable word for a value that may come from anyone; never the content of texts or ids."""
     if value is None:
         return "nothing"
-    if isinstance(value, bool | int | float):
-        shown = str(value) if not isinstance(value, int) or value.bit_length() <= 128 else "a huge integer"
-        return f"{type(value).__name__} {shown}"
+    if isinstance(value, bool | float):
+        return f"{type(value).__name__} {value}"
+    if isinstance(value, int):
+        return str(value) if value.bit_length() <= 128 else "a huge integer"
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     if isinstance(value, str):

@@ -37,7 +37,7 @@ _HASH, _NAME, _FLAGS, _BOOL = Fixed(HASH_BYTES), Text(m.MAX_NAME_BYTES), Int(3),
 _IDS, _STOP_IDS = Ids(m.MAX_IDS), Ids(m.MAX_STOP_IDS)
 _MOST_BLOCKS = m.MAX_VOCABULARY // BLOCK
 _PIECES_READY = Pieces(m.MAX_VOCABULARY, m.MAX_INTERNAL_BYTES - (1 << 12))
-_COUNTERS = tuple((name, Optional(_U32)) for name in Counters._fields)
+_COUNTERS: dict[str, Codec] = dict.fromkeys(Counters._fields, Optional(_U32))
 
 Row = dict[str, Any]  # by field name
 
@@ -77,11 +77,12 @@ def _uneven(probabilities: int, ids: int) -> WireError:
 
 def _verdict_to_wire(row: Row) -> Row:
     counters = row.pop("counters")
-    if counters is not None and not isinstance(counters, Counters):
+    if counters is None:
+        numbers: Row = dict.fromkeys(Counters._fields)
+    elif isinstance(counters, Counters):
+        numbers = {name: _fit("VERDICT", name, _U32.pack, value) for name, value in counters._asdict().items()}
+    else:
         raise WireError("VERDICT", "counters", describe(counters), "Counters or None")
-    numbers = dict.fromkeys(Counters._fields) if counters is None else counters._asdict()
-    for name, value in numbers.items():
-        numbers[name] = _fit("VERDICT", name, _U32.pack, value) if counters is not None else None
     return row | numbers | {"flags": row["more"] | row["rejected"] << 1}
 
 
@@ -130,7 +131,7 @@ _LAYOUTS: dict[int, _Layout] = {
     Kind.VERDICT: _Layout(
         m.Verdict,
         _AHEAD | {"more": _BOOL, "rejected": _BOOL, "counters": _Anything()},
-        _AHEAD | {"flags": _FLAGS} | dict(_COUNTERS),
+        _AHEAD | {"flags": _FLAGS} | _COUNTERS,
         6, _verdict_to_wire, _verdict_to_message,
     ),
     Kind.RESEND: _plain(m.Resend, 0, epoch=_U32, pos=_U32),
@@ -163,6 +164,7 @@ def _fit(kind: str, field: str, codec: Callable[[Any], _T], value: Any) -> _T:
 
 def fields_of(message: Message) -> tuple[Any, ...]:
     """The array of a message, for msgpack. WireError: a value is not of its field's type or range."""
+    assert type(message) in _KINDS, f"not a message: {type(message).__name__}"
     kind = _KINDS[type(message)]
     layout = _LAYOUTS[kind]
     packed = {n: _fit(kind.name, n, codec.pack, getattr(message, n)) for n, codec in layout.attributes.items()}

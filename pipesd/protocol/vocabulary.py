@@ -93,6 +93,13 @@ def first_difference(
     return None
 
 
+def difference_text(token_id: int, draft: bytes, target: bytes) -> str:
+    """One line that names an id whose pieces differ, with both: as texts if they differ as such, else as bytes."""
+    texts = repr(draft.decode("utf-8", "replace")), repr(target.decode("utf-8", "replace"))
+    shown = texts if texts[0] != texts[1] else (repr(draft), repr(target))
+    return f"id {token_id} is {shown[0]} to the draft model and {shown[1]} to the target: their vocabularies differ"
+
+
 def digest(ids: Sequence[int]) -> bytes:
     """Eight bytes that stand for these ids (BLAKE2b over u32 little-endian): proof that both sides hold the same."""
     return blake2b(struct.pack(f"<{len(ids)}I", *ids), digest_size=HASH_BYTES).digest()

@@ -177,9 +177,11 @@ class _Packers(threading.local):
 
 
 _packers = _Packers()
-_FIVE = struct.Struct("<QIIII").pack  # session, opening, epoch, pos, known: refuses what is out of range
-_FOUR = struct.Struct("<IIII").pack
-_MOST_QUICK_IDS = 64
+_DRAFT, _VERDICT = int(Kind.DRAFT), int(Kind.VERDICT)
+_HEAD = struct.Struct("<QIIII").pack  # session, opening, epoch, pos and known: raises where one is out of range
+_COUNTERS = struct.Struct("<IIII").pack
+_FOUR_INTS = [int] * len(Counters._fields)
+_MOST_QUICK_IDS = 256
 _PACK_IDS = [struct.Struct(f"<{n}I").pack for n in range(_MOST_QUICK_IDS + 1)]
 _UNPACK_IDS = [struct.Struct(f"<{n}I").unpack for n in range(_MOST_QUICK_IDS + 1)]
 _new = tuple.__new__  # half the price of calling the class; the fields have been checked
@@ -194,13 +196,13 @@ def _encode_draft(message: Draft) -> bytes | None:
     ):  # fmt: skip
         return None
     try:
-        _FIVE(session, opening, epoch, pos, known)
+        _HEAD(session, opening, epoch, pos, known)
         packed = _PACK_IDS[len(ids)](*ids)
     except struct.error:
         return None
     if not packed[3::4].isascii():  # the highest byte of an id below 2**31 is below 128
         return None
-    return _packers.pack((5, session, opening, epoch, pos, packed, pos - known, nav | again << 1))
+    return _packers.pack((_DRAFT, session, opening, epoch, pos, packed, pos - known, nav | again << 1))
 
 
 def _encode_verdict(message: Verdict) -> bytes | None:
@@ -210,16 +212,20 @@ def _encode_verdict(message: Verdict) -> bytes | None:
         and type(more) is bool and type(rejected) is bool and type(ids) is tuple and len(ids) <= _MOST_QUICK_IDS
     ):  # fmt: skip
         return None
+    numbers: tuple[int, ...] = ()
     try:
-        _FIVE(session, opening, epoch, pos, 0)
+        _HEAD(session, opening, epoch, pos, 0)
         packed = _PACK_IDS[len(ids)](*ids)
+        if counters is not None:
+            if type(counters) is not Counters or [type(number) for number in counters] != _FOUR_INTS:
+                return None
+            _COUNTERS(*counters)
+            numbers = counters
     except struct.error:
         return None
     if not packed[3::4].isascii():
         return None
-    if counters is None:
-        return _packers.pack((6, session, opening, epoch, pos, packed, more | rejected << 1))
-    return None
+    return _packers.pack((_VERDICT, session, opening, epoch, pos, packed, more | rejected << 1, *numbers))
 
 
 def _decode_draft(fields: tuple[Any, ...]) -> Draft | None:
@@ -239,9 +245,15 @@ def _decode_draft(fields: tuple[Any, ...]) -> Draft | None:
 
 
 def _decode_verdict(fields: tuple[Any, ...]) -> Verdict | None:
-    if len(fields) != 7:
+    counters = None
+    if len(fields) == 11:
+        numbers = fields[7:]
+        if [type(number) for number in numbers] != _FOUR_INTS or min(numbers) < 0 or max(numbers) > U32:
+            return None
+        counters = _new(Counters, numbers)
+    elif len(fields) != 7:
         return None
-    _, session, opening, epoch, pos, packed, flags = fields
+    _, session, opening, epoch, pos, packed, flags, *_ = fields
     if not (
         type(session) is int and type(opening) is int and type(epoch) is int and type(pos) is int
         and type(flags) is int and type(packed) is bytes
@@ -250,8 +262,11 @@ def _decode_verdict(fields: tuple[Any, ...]) -> Verdict | None:
     ):  # fmt: skip
         return None
     ids = _UNPACK_IDS[size >> 2](packed)
-    return _new(Verdict, (session, opening, epoch, pos, ids, flags & 1 == 1, flags >= 2, None))
+    return _new(Verdict, (session, opening, epoch, pos, ids, flags & 1 == 1, flags >= 2, counters))
 
 
 _QUICK_ENCODE: dict[Any, Callable[[Any], bytes | None]] = {Draft: _encode_draft, Verdict: _encode_verdict}
-_QUICK_DECODE: dict[int, Callable[[tuple[Any, ...]], Message | None]] = {5: _decode_draft, 6: _decode_verdict}
+_QUICK_DECODE: dict[int, Callable[[tuple[Any, ...]], Message | None]] = {
+    _DRAFT: _decode_draft,
+    _VERDICT: _decode_verdict,
+}
