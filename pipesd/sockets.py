@@ -1,0 +1,134 @@
+"""What all our ZeroMQ sockets share: their options, one owner, messages of exactly the parts expected, no blocking."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from typing import Self, cast
+
+import zmq
+
+from pipesd.errors import PipeSDError
+
+Context = zmq.Context[zmq.Socket[bytes]]
+Socket = zmq.Socket[bytes]
+
+REFUSED_PARTS_A_STEP = 1000  # parts of a refused message read away before the caller gets its turn again
+
+
+@dataclass(frozen=True)
+class SocketSettings:
+    """Options of one kind of socket. Times must suit the slowest link: handshakes need 4 round trips."""
+
+    queue_messages: int  # each way, for each peer
+    message_bytes: int = 1 << 21  # longest part taken, above any legal one; a peer that sends more is disconnected
+    linger_ms: int = 300  # how long a close waits for the last message to leave
+    reconnect_ms: int = 50
+    reconnect_most_ms: int = 1000
+    connect_timeout_ms: int = 1000  # above the round trip
+    handshake_ms: int = 3000  # above five round trips
+    heartbeat_ms: int = 500
+    heartbeat_timeout_ms: int = 1500
+    backlog: int = 1024
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            assert value >= (0 if name == "linger_ms" else 1), f"{name} = {value}"
+        assert self.heartbeat_timeout_ms > self.heartbeat_ms, "a heartbeat must be able to arrive in time"
+
+
+class OwnedSocket:
+    """A ZeroMQ socket that only the thread and the process that own it may touch."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+        self._pid = os.getpid()
+        self._thread = threading.get_ident()
+        self.refused = 0  # messages with a wrong number of parts
+        self._rest_to_refuse = False  # such a message is being read away
+
+    @property
+    def zmq_socket(self) -> Socket:
+        """For a poller; sends and receives go through this object."""
+        return self._socket
+
+    @property
+    def closed(self) -> bool:
+        return self._socket.closed
+
+    def adopt(self) -> None:
+        """Makes the calling thread the owner. The previous owner must be done with the socket for good."""
+        self._check_process()
+        self._thread = threading.get_ident()
+
+    def close(self) -> None:
+        """Closes; what was sent has the linger time to leave. Closing twice, or in a forked child, does nothing."""
+        if self._socket.closed or self._pid != os.getpid():
+            return
+        self._check_owner()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise PipeSDError(
+                "this connection was made before the process forked and cannot be used in the child; "
+                "connect again there, or start processes by 'spawn'"
+            )
+
+    def _check_owner(self) -> None:
+        if self._thread != threading.get_ident() or self._pid != os.getpid():
+            self._check_process()
+            raise PipeSDError("this connection belongs to another thread; use it from the thread that made it")
+        if self._socket.closed:
+            raise PipeSDError("this connection is closed; make a new one")
+
+    def _take_message(self, parts: int) -> list[bytes] | None:
+        """The next message if it has exactly `parts` parts; None if it is refused, or while one is being read away."""
+        socket = self._socket
+        if not self._rest_to_refuse:
+            message = []
+            for _ in range(parts):
+                message.append(socket.recv(zmq.NOBLOCK))
+                more = socket.get(zmq.RCVMORE)
+                if not more:
+                    break
+            if len(message) == parts and not more:
+                return message
+            self.refused += 1
+            self._rest_to_refuse = bool(more)
+        for _ in range(REFUSED_PARTS_A_STEP):
+            if not self._rest_to_refuse:
+                break
+            socket.recv(zmq.NOBLOCK, copy=False)
+            self._rest_to_refuse = bool(socket.get(zmq.RCVMORE))
+        return None
+
+
+def new_socket(context: Context, kind: int, settings: SocketSettings) -> Socket:
+    socket = context.socket(kind)
+    for option, value in (
+        (zmq.SNDHWM, settings.queue_messages),
+        (zmq.RCVHWM, settings.queue_messages),
+        (zmq.MAXMSGSIZE, settings.message_bytes),
+        (zmq.LINGER, settings.linger_ms),
+        (zmq.RECONNECT_IVL, settings.reconnect_ms),
+        (zmq.RECONNECT_IVL_MAX, settings.reconnect_most_ms),
+        (zmq.CONNECT_TIMEOUT, settings.connect_timeout_ms),
+        (zmq.HANDSHAKE_IVL, settings.handshake_ms),
+        (zmq.HEARTBEAT_IVL, settings.heartbeat_ms),
+        (zmq.HEARTBEAT_TIMEOUT, settings.heartbeat_timeout_ms),
+    ):
+        socket.set(option, value)
+    return socket
+
+
+def readable(socket: Socket) -> bool:
+    """Whether a message can be received now."""
+    return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN))
