@@ -1,10 +1,10 @@
 """The draft model: what comes next after the committed ids and the live draft, with its probability.
 
-Kept are the ids that the drafter was told or drew, and how many of them llama.cpp's cache holds. The cache is always the
-beginning of the ids: a rollback cuts both, what is behind it is fed with the next `draft` or `prefill`. So after a full
-acceptance the last guess is fed together with the target's own id, and after a rejection nothing of the dead branch
-stays. Models that cannot drop the end of their cache (recurrent ones) are found out when loading; their cache is
-emptied and fed again, which is right but slow.
+Kept are the ids that the drafter was told or drew, and how many of them llama.cpp's cache holds. The cache is always
+the beginning of the ids: a rollback cuts both, what is behind it is fed with the next `draft` or `prefill`. So after a
+full acceptance the last guess is fed together with the target's own id, and after a rejection nothing of the dead
+branch stays. Models that cannot drop the end of their cache (recurrent ones) are found out when loading; their cache
+is emptied and fed again, which is right but slow.
 
 llama.cpp computes a piece of several ids with other kernels than a single id, so logits depend in their last bits on
 how a text was cut into pieces. That may change a guess at a near tie, never what the target commits.
@@ -17,7 +17,6 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,11 +27,11 @@ from pipesd.edge.llama import log, native
 from pipesd.edge.tokeniser import Tokeniser, Weights
 from pipesd.errors import PipeSDError, UsageError
 
-__all__ = ["DraftContextFull", "Drafter", "DrafterFailed", "DrafterOptions", "Tokeniser", "estimate_bytes"]
+__all__ = ["DraftContextFull", "Drafter", "DrafterFailed", "Tokeniser", "estimate_bytes"]
 
-DEFAULT_CONTEXT = 4096  # positions, where the model was trained for more
+MOST_DEFAULT_CONTEXT = 8192  # positions
 MOST_DEFAULT_THREADS = 8  # a small model's step is bound by memory long before that
-MOST_THREADS = 512  # llama.cpp's own limit
+PIECE = 64  # most ids fed in one call of llama.cpp: bounds the wait for an interruption, and memory
 _ALL = -1
 
 
@@ -44,65 +43,42 @@ class DrafterFailed(PipeSDError):
     """llama.cpp could not compute. Its cache has been emptied, so a later try starts afresh."""
 
 
-@dataclass(frozen=True)
-class DrafterOptions:
-    """How to run the draft model.
+def estimate_bytes(path: str | os.PathLike[str], context: int = 0) -> int:
+    """Memory that a `Drafter` with this `context` (0: its default) will take, in bytes, from the file's header alone.
 
-    `context`: positions to make room for (None: the model's own, at most 4096); `threads`: None for what the process
-    may use, at most 8; `gpu_layers`: how many layers go to a GPU, -1 all; `piece`: most ids fed in one call of
-    llama.cpp, which bounds both the time until a prompt can be interrupted and the memory for it.
+    Weights, keys and values of the context, and one piece's logits: nothing grows with context × vocabulary. Raises
+    `UsageError` for a file that is no model.
     """
-
-    context: int | None = None
-    threads: int | None = None
-    gpu_layers: int = 0
-    piece: int = 64
-
-    def __post_init__(self) -> None:
-        if self.context is not None and not 2 <= self.context <= 1 << 24:
-            raise UsageError(f"draft context {self.context}: wanted 2 to {1 << 24} positions")
-        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
-            raise UsageError(f"--threads {self.threads}: wanted 1 to {MOST_THREADS}")
-        if self.gpu_layers < -1:
-            raise UsageError(f"--gpu-layers {self.gpu_layers}: wanted 0 or more, or -1 for all")
-        if not 1 <= self.piece <= 4096:
-            raise UsageError(f"piece {self.piece}: wanted 1 to 4096 ids")
-
-    def context_for(self, trained: int) -> int:
-        """Positions to use of a model trained for `trained` (0: unknown)."""
-        wanted = DEFAULT_CONTEXT if self.context is None else self.context
-        return min(wanted, trained) if trained > 0 else wanted
-
-    @property
-    def threads_used(self) -> int:
-        return min(usable_cpus(), MOST_DEFAULT_THREADS) if self.threads is None else self.threads
-
-
-def estimate_bytes(path: str | os.PathLike[str], options: DrafterOptions | None = None) -> int:
-    """Memory that a drafter for the model at `path` will take, in bytes, from the file's header alone.
-
-    Weights, keys and values of the context, and one piece's logits and activations: nothing that grows with
-    context × vocabulary.
-    """
-    options = DrafterOptions() if options is None else options
     header = read_header(path)
-    working = options.piece * max(header.vocabulary_size, 1) * ctypes.sizeof(ctypes.c_float)
-    return header.file_bytes + header.cache_bytes(options.context_for(header.context)) + working
+    working = PIECE * header.vocabulary_size * ctypes.sizeof(ctypes.c_float)
+    return header.file_bytes + header.cache_bytes(_context_for(context, header.context)) + working
+
+
+def _context_for(asked: int, trained: int) -> int:
+    """Positions to make room for; 0 stands for "not asked" and "does not say"."""
+    wanted = asked or MOST_DEFAULT_CONTEXT
+    return min(wanted, trained) if trained > 0 else wanted
 
 
 class Drafter:
     """A draft model and the ids it knows. One call at a time: calls from several threads queue."""
 
-    def __init__(self, path: str | os.PathLike[str], options: DrafterOptions | None = None) -> None:
-        """Loads the GGUF file at `path`; raises `UsageError` if it cannot serve as a draft model."""
-        self.options = options = DrafterOptions() if options is None else options
-        self._weights = weights = Weights(path, vocab_only=False, gpu_layers=options.gpu_layers)
+    def __init__(
+        self, path: str | os.PathLike[str], *, context: int = 0, threads: int = 0, gpu_layers: int = 0
+    ) -> None:
+        """Loads the GGUF file at `path`; raises `UsageError` if it cannot serve as a draft model.
+
+        `context`: positions to make room for, at most the model's own (0: the model's own, at most 8192). `threads`: 0
+        for as many as the process may use, at most 8. `gpu_layers`: how many layers go to a GPU.
+        """
+        assert min(context, threads, gpu_layers) >= 0, f"context {context}, threads {threads}, GPU layers {gpu_layers}"
+        self._weights = weights = Weights(path, vocab_only=False, gpu_layers=gpu_layers)
         self.tokeniser = Tokeniser(weights)
         self.name, self.vocabulary = self.tokeniser.name, self.tokeniser.vocabulary
         self.end_ids = self.tokeniser.end_ids
-        self.threads = options.threads_used
+        self.threads = threads or min(usable_cpus(), MOST_DEFAULT_THREADS)
         self._llama = llama = native()
-        wanted = options.context_for(llama.llama_model_n_ctx_train(weights.handle))
+        wanted = _context_for(context, llama.llama_model_n_ctx_train(weights.handle))
         log.forget()
         self._context: Any = llama.llama_init_from_model(weights.handle, self._parameters(wanted))
         if not self._context:
@@ -112,7 +88,7 @@ class Drafter:
             )
         self.context = min(wanted, llama.llama_n_ctx(self._context))
         self._memory = llama.llama_get_memory(self._context)
-        self._batch = llama.llama_batch_init(options.piece, 0, 1)
+        self._batch = llama.llama_batch_init(PIECE, 0, 1)
         self._free = weakref.finalize(self, _free, llama, self._context, self._batch, weights)
         self._batch_ids, self._batch_positions, self._batch_rows = self._batch_views()
         self._width, self._real = self.vocabulary.size, self.vocabulary.real_size
@@ -129,7 +105,7 @@ class Drafter:
     def _parameters(self, context: int) -> Any:
         parameters = self._llama.llama_context_default_params()
         parameters.n_ctx = context
-        parameters.n_batch = parameters.n_ubatch = self.options.piece
+        parameters.n_batch = parameters.n_ubatch = PIECE
         parameters.n_seq_max = 1
         parameters.n_threads = parameters.n_threads_batch = self.threads
         parameters.swa_full = True  # a sliding window that forgot its beginning could not go back
@@ -140,11 +116,13 @@ class Drafter:
 
     def _batch_views(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The batch's ids, positions and wishes for logits as arrays; all its ids belong to sequence 0."""
-        batch, size = self._batch, self.options.piece
-        for i in range(size):
+        batch = self._batch
+        for i in range(PIECE):
             batch.n_seq_id[i] = 1
             batch.seq_id[i][0] = 0
-        ids, positions, rows = (np.ctypeslib.as_array(part, (size,)) for part in (batch.token, batch.pos, batch.logits))
+        ids, positions, rows = (
+            np.ctypeslib.as_array(part, (PIECE,)) for part in (batch.token, batch.pos, batch.logits)
+        )
         rows[:] = 0
         return ids, positions, rows
 
@@ -230,14 +208,15 @@ class Drafter:
             self._empty()
 
     def _empty(self) -> None:
-        self._llama.llama_memory_clear(self._memory, True)
+        # a recurrent state must go, a cache of keys and values only be forgotten
+        self._llama.llama_memory_clear(self._memory, not self.drops_tail)
         self._fed = self._row_of = 0
 
     def _feed(self, end: int) -> None:
         """Feed the ids up to `end` in pieces; asks for the logits of the last id known only."""
         while self._fed < end:
             begin = self._fed
-            piece = self._ids[begin : min(end, begin + self.options.piece)]
+            piece = self._ids[begin : min(end, begin + PIECE)]
             count, last = len(piece), begin + len(piece) == len(self._ids)
             width, stand_in = self._width, self._stand_in
             self._batch_ids[:count] = [token_id if token_id < width else stand_in for token_id in piece]

@@ -17,7 +17,6 @@ from pipesd.edge.llama import log, native
 from pipesd.edge.trial import try_model
 from pipesd.errors import UsageError
 
-ALL_LAYERS = 0x7FFFFFFF
 _NO_VOCABULARY, _SENTENCEPIECE = 0, 1  # enum llama_vocab_type
 _UNKNOWN, _CONTROL = 2, 8  # enum llama_token_attr
 
@@ -34,7 +33,7 @@ class Weights:
         llama = native()
         parameters = llama.llama_model_default_params()
         parameters.vocab_only = vocab_only
-        parameters.n_gpu_layers = ALL_LAYERS if gpu_layers < 0 else gpu_layers
+        parameters.n_gpu_layers = gpu_layers
         if gpu_layers and not llama.llama_supports_gpu_offload():
             raise UsageError(
                 f"--gpu-layers {gpu_layers}: this build of llama-cpp-python has no GPU support; leave the option out"
