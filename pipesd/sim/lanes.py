@@ -1,0 +1,230 @@
+"""The bytes of an emulated link: lines that serialise and delay, and the connections that share them.
+
+No loop and no timer: everything takes the time as an argument, and `proxy` turns the wheel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pipesd.address import split_address
+
+MOST_FDS = 1024  # what select can watch
+
+_CHUNK_S = 0.5e-3  # a chunk occupies the line for about this long, so that arrival is gradual
+_CHUNK_BYTES = 1448, 1 << 16  # least and most
+_FLIGHT_BYTES = 16 << 20  # most under way in the delay of a line without a rate
+_LEAST_BUFFER_BYTES = 1 << 16  # loopback has segments of 64 KiB; less makes TCP crawl
+_FIN, _RST = "FIN", "RST"
+
+
+@dataclass
+class Line:
+    """One direction of the link, shared by the connections."""
+
+    delay_s: float
+    bytes_per_s: float
+    queue_bytes: int
+    free_s: float = -math.inf  # when everything accepted so far has been serialised
+    held_s: float = -math.inf  # nothing arrives before this time; infinite in a black hole
+    delivered_bytes: int = 0
+    lost_bytes: int = 0
+
+    def arrival_s(self, now_s: float, length_bytes: int) -> float:
+        """When a chunk that enters at `now_s` has been serialised and has crossed."""
+        self.free_s = max(self.free_s, now_s) + length_bytes / self.bytes_per_s
+        return self.free_s + self.delay_s
+
+    @property
+    def most_bytes(self) -> int:
+        """What one connection may have in the queue and under way."""
+        flight = self.bytes_per_s * self.delay_s if self.delay_s else 0.0
+        return self.queue_bytes + int(min(flight, _FLIGHT_BYTES))
+
+    @property
+    def chunk_bytes(self) -> int:
+        """What is read at a time."""
+        least, most = _CHUNK_BYTES
+        return int(min(max(self.bytes_per_s * _CHUNK_S, least), most))
+
+
+@dataclass
+class Lane:
+    """One direction of one connection: what has been read and has not arrived, in order, with its arrival time."""
+
+    line: Line
+    source: socket.socket
+    sink: socket.socket
+    under_way: deque[tuple[float, memoryview | str]] = field(default_factory=deque)
+    under_way_bytes: int = 0
+    blocked: bool = False  # the receiver takes nothing now
+    ended: bool = False  # nothing more will be read
+    finished: bool = False  # the sender's end of stream has arrived
+    was_reset: bool = False  # the sender's reset has arrived
+
+    @property
+    def readable(self) -> bool:
+        """Whether there is room for more."""
+        return not self.ended and self.under_way_bytes < self.line.most_bytes
+
+    def due_s(self) -> float:
+        """When `deliver` has something to do, infinite while nothing is under way or the line is held."""
+        return max(self.under_way[0][0], self.line.held_s) if self.under_way else math.inf
+
+    def read(self, now_s: float) -> None:
+        """Take from the sender what the line takes at once."""
+        try:
+            data = self.source.recv(self.line.chunk_bytes)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.reset(now_s)
+            return
+        if data:
+            self._put(memoryview(data), now_s)
+        else:
+            self.ended = True
+            self._put(_FIN, now_s)
+
+    def reset(self, now_s: float) -> None:
+        """The sender is gone; the receiver will be told behind what is under way."""
+        self.ended = True
+        self._put(_RST, now_s)
+
+    def deliver(self, now_s: float) -> None:
+        """Hand over what has arrived. Raises OSError when the receiver is gone."""
+        self.blocked = False
+        while self.due_s() <= now_s:
+            at_s, item = self.under_way[0]
+            if isinstance(item, memoryview):
+                try:
+                    sent = self.sink.send(item)
+                except BlockingIOError:
+                    self.blocked = True
+                    return
+                self.line.delivered_bytes += sent
+                self.under_way_bytes -= sent
+                if sent < len(item):
+                    self.under_way[0] = at_s, item[sent:]
+                    continue
+            elif item == _FIN:
+                self.sink.shutdown(socket.SHUT_WR)
+                self.finished = True
+            else:
+                self.was_reset = True
+            self.under_way.popleft()
+
+    def postpone(self, until_s: float) -> None:
+        """Nothing that is under way arrives before `until_s`."""
+        self.under_way = deque((max(at_s, until_s), item) for at_s, item in self.under_way)
+
+    def lose(self) -> None:
+        """What is under way is destroyed."""
+        self.line.lost_bytes += self.under_way_bytes
+        self.under_way.clear()
+        self.under_way_bytes = 0
+        self.blocked = False
+
+    def _put(self, item: memoryview | str, now_s: float) -> None:
+        length = len(item) if isinstance(item, memoryview) else 0
+        last_s = self.under_way[-1][0] if self.under_way else -math.inf  # a shorter delay overtakes nothing
+        self.under_way.append((max(last_s, self.line.arrival_s(now_s, length)), item))
+        self.under_way_bytes += length
+
+
+class Connection:
+    """A client, the connection to the target made for it, and a lane each way.
+
+    The constructor begins to connect to the first of `addresses` and raises OSError if none accepts.
+    """
+
+    def __init__(self, client: socket.socket, addresses: Sequence[str], up: Line, down: Line) -> None:
+        self.client = client
+        self.connected = False
+        self._left = list(addresses)
+        self._lines = up, down
+        self._try_next()
+
+    @property
+    def lanes(self) -> tuple[tuple[Lane, Lane], tuple[Lane, Lane]]:
+        """Each lane with the one that goes the other way."""
+        return (self.up, self.down), (self.down, self.up)
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more can come: both ends have finished, or one has reset."""
+        return (self.up.finished and self.down.finished) or self.up.was_reset or self.down.was_reset
+
+    def finish_connect(self) -> None:
+        """The target's socket became writable. Raises OSError if no address of the target accepts."""
+        failure = self.server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failure:
+            self._failed(failure)
+        else:
+            self.connected = True
+
+    def deliver(self, now_s: float) -> None:
+        """Hand over what has arrived on both lanes; an end that is gone is told to the other in due time."""
+        for lane, opposite in self.lanes:
+            try:
+                lane.deliver(now_s)
+            except OSError:
+                lane.lose()
+                lane.ended = True
+                opposite.reset(now_s)
+
+    def close(self, reset: bool = False) -> None:
+        """Close both ends, with a TCP reset if wished; what is under way is lost."""
+        for lane in (self.up, self.down):
+            lane.lose()
+        for end in (self.client, self.server):
+            if reset:
+                reset_at_close(end)
+            end.close()
+
+    def _try_next(self) -> None:
+        host, port = split_address(self._left.pop(0))
+        self.server = stream_socket(host, self._lines[1].queue_bytes)
+        self.up = Lane(self._lines[0], self.client, self.server)
+        self.down = Lane(self._lines[1], self.server, self.client)
+        failure = self.server.connect_ex((host, port))
+        if failure not in (0, errno.EINPROGRESS):
+            self._failed(failure)
+
+    def _failed(self, failure: int) -> None:
+        self.server.close()
+        if not self._left:
+            raise OSError(failure, os.strerror(failure))
+        self._try_next()
+
+
+def stream_socket(host: str, buffer_bytes: int) -> socket.socket:
+    """A TCP socket that does not block, for a numeric host. Raises OSError if select takes no further descriptor."""
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    prepare(made)
+    # as accepted connections inherit it: TCP's window must not hide the emulated queue
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, max(buffer_bytes, _LEAST_BUFFER_BYTES))
+    return made
+
+
+def prepare(end: socket.socket) -> None:
+    """Make a socket one for the loop; raises OSError, the socket closed, if select cannot watch it."""
+    if end.fileno() >= MOST_FDS:
+        end.close()
+        raise OSError(errno.EMFILE, f"a link watches descriptors below {MOST_FDS} only")
+    end.setblocking(False)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def reset_at_close(end: socket.socket) -> None:
+    """Closing this socket will send a TCP reset."""
+    with contextlib.suppress(OSError):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

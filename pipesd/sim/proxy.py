@@ -1,0 +1,366 @@
+"""An emulated link: a TCP proxy on one machine with delay, bandwidth and faults on command.
+
+Each direction is a line that serialises at so many bytes a second, shared by all connections, and then a delay; a
+bounded queue before the line, behind which TCP's own back-pressure stops the sender. What it cannot do: lose single
+packets (TCP ends here), and delay the opening of a connection, which the kernel accepts at once.
+
+One thread runs a loop around `select`, whose timers are exact to some 0.1 ms where those of epoll are in ms.
+
+    with LinkProxy("tcp://127.0.0.1:7421", delay_s=0.010, up_bytes_per_s=125e3) as link:
+        ...  # connect to link.address
+        link.cut()
+
+By hand: `python -m pipesd.sim.proxy --to tcp://127.0.0.1:7421 --delay-ms 10 --up-mbps 1`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pipesd.address import candidates, join_address, parse_address, split_address
+from pipesd.errors import PipeSDError, UsageError
+from pipesd.sim.lanes import Connection, Line, prepare, reset_at_close, stream_socket
+
+T = TypeVar("T")
+
+# Lets a listener share the port with a socket that only holds it, but not with another listener.
+_SHARE_PORT = socket.SO_REUSEADDR if sys.platform == "linux" else socket.SO_REUSEPORT
+
+
+@dataclass(frozen=True)
+class LinkCounts:
+    """What a link has seen since it began. Bytes are those handed over; `lost_bytes` those that a fault destroyed."""
+
+    connections: int
+    open: int
+    failed: int  # the target did not accept
+    bytes_up: int
+    bytes_down: int
+    under_way_bytes: int  # read, and neither handed over nor lost, both directions together
+    lost_bytes: int
+
+
+class LinkProxy:
+    """A link to `target`, usable at `.address` from construction until `close()`; a context manager.
+
+    `delay_s` is one-way, in each direction; rates are in bytes of TCP payload a second; `queue_bytes` bounds what a
+    connection may have waiting for a line. Addresses are "tcp://host:port". Commands may come from any thread and have
+    taken effect when they return. Raises UsageError for an address or a figure that cannot be used, Unreachable for a
+    target name without an address.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        listen: str = "tcp://127.0.0.1:0",
+        delay_s: float = 0.0,
+        up_bytes_per_s: float = math.inf,
+        down_bytes_per_s: float = math.inf,
+        queue_bytes: int = 1 << 18,
+    ) -> None:
+        if queue_bytes < 1:
+            raise UsageError(f"link: a queue of {queue_bytes} bytes; give at least 1")
+        self._up = Line(_checked_delay(delay_s), _checked_rate(up_bytes_per_s), queue_bytes)
+        self._down = Line(_checked_delay(delay_s), _checked_rate(down_bytes_per_s), queue_bytes)
+        self._targets = candidates(parse_address(target))
+        self._connections: list[Connection] = []
+        self._accepted = self._failed = 0
+        self._holder = _bound(
+            listen, queue_bytes
+        )  # never listens: keeps the port ours, and refused, without a listener
+        host, port = self._holder.getsockname()[:2]
+        self._address = join_address(host, port)
+        self._listener: socket.socket | None = None
+        self._accept(True)
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._lock = threading.Lock()  # of the two below
+        self._running = True
+        self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._thread = threading.Thread(target=self._run, name="pipesd-link", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Where to connect."""
+        return self._address
+
+    def __enter__(self) -> LinkProxy:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection and the port; when it returns, thread and file descriptors are gone."""
+        with self._lock:
+            self._running = False
+            self._wake()
+        self._thread.join()
+
+    def change(
+        self,
+        *,
+        delay_s: float | None = None,
+        up_bytes_per_s: float | None = None,
+        down_bytes_per_s: float | None = None,
+    ) -> None:
+        """Change delay or rates for what enters the link from now on; None leaves a figure as it is."""
+        delay_s = None if delay_s is None else _checked_delay(delay_s)
+        rates = [None if rate is None else _checked_rate(rate) for rate in (up_bytes_per_s, down_bytes_per_s)]
+
+        def change() -> None:
+            for line, rate in zip((self._up, self._down), rates, strict=True):
+                line.delay_s = line.delay_s if delay_s is None else delay_s
+                line.bytes_per_s = line.bytes_per_s if rate is None else rate
+
+        self._command(change)
+
+    def black_hole(self, on: bool = True, *, up: bool = True, down: bool = True) -> None:
+        """Let nothing arrive in the chosen directions, telling nobody; off: all arrives, as TCP would repeat it."""
+        self._command(lambda: self._hold(math.inf if on else -math.inf, up, down))
+
+    def stall(self, seconds: float, *, up: bool = True, down: bool = True) -> None:
+        """Let nothing arrive for `seconds`, then all that was held back."""
+        until_s = time.monotonic() + _checked_delay(seconds)
+        self._command(lambda: self._hold(until_s, up, down))
+
+    def cut(self) -> int:
+        """Close every connection at both ends; what was under way is lost. Returns how many there were."""
+        return self._command(lambda: self._drop_all(reset=False))
+
+    def reset(self) -> int:
+        """As `cut`, with a TCP reset to both ends."""
+        return self._command(lambda: self._drop_all(reset=True))
+
+    def refuse(self, on: bool = True) -> None:
+        """Refuse new connections, as if nobody listened; off: accept them again, on the same port."""
+        self._command(lambda: self._accept(not on))
+
+    def counts(self) -> LinkCounts:
+        """What has passed so far."""
+        return self._command(
+            lambda: LinkCounts(
+                connections=self._accepted,
+                open=len(self._connections),
+                failed=self._failed,
+                bytes_up=self._up.delivered_bytes,
+                bytes_down=self._down.delivered_bytes,
+                under_way_bytes=sum(lane.under_way_bytes for c in self._connections for lane, _ in c.lanes),
+                lost_bytes=self._up.lost_bytes + self._down.lost_bytes,
+            )
+        )
+
+    def _command(self, do: Callable[[], T]) -> T:
+        """Have the loop's thread do it, and wait for that."""
+        future: Future[T] = Future()
+        with self._lock:
+            if not self._running:
+                raise PipeSDError("the link is closed; make another one")
+            self._commands.append((do, future))
+            self._wake()
+        return future.result()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: nobody to wake
+            self._wake_in.send(b"!")
+
+    # From here on everything runs in the loop's thread.
+
+    def _run(self) -> None:
+        try:
+            while self._running:
+                self._turn()
+        finally:
+            with self._lock:
+                self._running = False
+            for _, future in self._commands:
+                future.set_exception(PipeSDError("the link was closed"))
+            self._drop_all(reset=False)
+            self._accept(False)
+            for end in (self._holder, self._wake_in, self._wake_out):
+                end.close()
+
+    def _turn(self) -> None:
+        """Deliver what is due, wait for the next thing to happen, and take what has come."""
+        due_s = self._deliver()
+        readers: list[socket.socket] = [self._wake_out] if self._listener is None else [self._wake_out, self._listener]
+        writers = []
+        for connection in self._connections:
+            if not connection.connected:
+                writers.append(connection.server)
+            for lane, _ in connection.lanes:
+                if lane.readable and (connection.connected or lane is connection.up):
+                    readers.append(lane.source)
+                if lane.blocked:
+                    writers.append(lane.sink)
+        wait_s = None if due_s == math.inf else max(0.0, due_s - time.monotonic())
+        readable, writable, _ = select.select(readers, writers, [], wait_s)
+        if self._wake_out in readable:
+            self._obey()  # may close what select has named
+            return
+        if self._listener in readable:
+            self._take_connection()
+        self._take(set(readable), set(writable))
+
+    def _deliver(self) -> float:
+        """Hand over what has arrived; when the next arrives, infinite if nothing is under way."""
+        due_s, now_s = math.inf, time.monotonic()
+        for connection in list(self._connections):
+            if connection.connected:
+                connection.deliver(now_s)
+                if connection.done:
+                    self._drop(connection, reset=connection.up.was_reset or connection.down.was_reset)
+                due_s = min(due_s, *(lane.due_s() for lane, _ in connection.lanes if not lane.blocked), math.inf)
+        return due_s
+
+    def _take(self, readable: set[socket.socket], writable: set[socket.socket]) -> None:
+        now_s = time.monotonic()
+        for connection in list(self._connections):
+            if not connection.connected and connection.server in writable:
+                try:
+                    connection.finish_connect()
+                except OSError:
+                    self._failed += 1
+                    self._drop(connection, reset=True)
+                    continue
+            for lane, _ in connection.lanes:
+                if lane.source in readable:
+                    lane.read(now_s)
+
+    def _take_connection(self) -> None:
+        assert self._listener is not None
+        try:
+            client, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # it has already gone away
+        self._accepted += 1
+        try:
+            prepare(client)
+            self._connections.append(Connection(client, self._targets, self._up, self._down))
+        except OSError:
+            self._failed += 1
+            reset_at_close(client)
+            client.close()
+
+    def _obey(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_out.recv(4096)
+        while self._commands:
+            do, future = self._commands.popleft()
+            try:
+                future.set_result(do())
+            except (OSError, PipeSDError) as error:
+                future.set_exception(error)
+
+    def _hold(self, until_s: float, up: bool, down: bool) -> None:
+        now_s = time.monotonic()
+        for line, chosen in ((self._up, up), (self._down, down)):
+            if not chosen:
+                continue
+            if line.held_s > now_s > until_s:  # let go: what was held is sent again
+                for connection in self._connections:
+                    for lane, _ in connection.lanes:
+                        if lane.line is line:
+                            lane.postpone(now_s + line.delay_s)
+            line.held_s = until_s
+
+    def _accept(self, on: bool) -> None:
+        if on and self._listener is None:
+            self._listener = _bound(self._address, self._up.queue_bytes)
+            self._listener.listen(128)
+        elif not on and self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _drop_all(self, reset: bool) -> int:
+        dropped = list(self._connections)
+        for connection in dropped:
+            self._drop(connection, reset)
+        self._up.free_s = self._down.free_s = -math.inf  # the queues are empty
+        return len(dropped)
+
+    def _drop(self, connection: Connection, reset: bool) -> None:
+        connection.close(reset)
+        self._connections.remove(connection)
+
+
+def _bound(address: str, buffer_bytes: int) -> socket.socket:
+    """A socket bound to the address, as the link's other one may be. Raises UsageError if it cannot be had."""
+    host, port = split_address(address, bind=True)
+    host = split_address(candidates(join_address(host, port))[0], bind=True)[0] if host != "*" else "0.0.0.0"
+    made = stream_socket(host, buffer_bytes)
+    made.setsockopt(socket.SOL_SOCKET, _SHARE_PORT, 1)
+    try:
+        made.bind((host, port))
+    except OSError as error:
+        made.close()
+        raise UsageError(f"link: cannot listen at {address} ({error.strerror}); choose another --listen") from None
+    return made
+
+
+def _checked_delay(seconds: float) -> float:
+    if not 0.0 <= seconds < math.inf:
+        raise UsageError(f"link: a delay of {seconds} s; give a number of seconds from 0")
+    return float(seconds)
+
+
+def _checked_rate(bytes_per_s: float) -> float:
+    if not bytes_per_s > 0.0:
+        raise UsageError(f"link: a rate of {bytes_per_s} bytes/s; give more than 0")
+    return float(bytes_per_s)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a link until a signal ends it; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipesd.sim.proxy", description="Emulates a slow link on this machine: connect to it instead."
+    )
+    parser.add_argument("--to", required=True, metavar="ADDRESS", help="where the link leads, tcp://HOST:PORT")
+    parser.add_argument("--listen", default="tcp://127.0.0.1:0", metavar="ADDRESS", help="default: a free local port")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="one way, in each direction; default 0")
+    for way, end in (("up", "to"), ("down", "from")):
+        parser.add_argument(
+            f"--{way}-mbps", type=float, default=math.inf, help=f"Mbit/s {end} ADDRESS; default no limit"
+        )
+    options = parser.parse_args(arguments)
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    try:
+        with LinkProxy(
+            options.to,
+            listen=options.listen,
+            delay_s=options.delay_ms / 1e3,
+            up_bytes_per_s=options.up_mbps * 1e6 / 8,
+            down_bytes_per_s=options.down_mbps * 1e6 / 8,
+        ) as link:
+            print(link.address, flush=True)
+            try:
+                ended.wait()
+                return 0
+            except KeyboardInterrupt:
+                return 130
+            finally:
+                print(link.counts(), file=sys.stderr)
+    except PipeSDError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
