@@ -1,0 +1,224 @@
+"""tools/demo: a draft and a target model in two processes write together, on a fresh machine too."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import selectors
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provision import Provision, provisioned
+from workshop import (
+    GRACE_S,
+    Command,
+    Failure,
+    cache_folder,
+    clean_environment,
+    is_ours,
+    last_line,
+    lock,
+    made_in,
+    say,
+    seconds,
+    stop,
+    stop_on_terminate,
+)
+
+TOOL = "tools/demo"
+STRATEGIES = ("vanilla", "cloud")
+PROMPTS = (
+    "Write a Python function that returns the greatest common divisor of two numbers.",
+    "A train goes 60 km in 40 minutes. How far does it go in 2 hours?",
+)
+START_LIMIT_S = 180.0  # for the cloud to load the model
+ANSWER_LIMIT_S = 600.0  # for one answer
+
+DESCRIPTION = f"""\
+Makes an environment, builds the model pair, starts pipesd-cloud with the target model and lets pipesd-edge, with the
+draft model, answer two prompts: once with drafts that the cloud verifies (vanilla) and once by the cloud alone (cloud).
+Prints the answers and what each way cost, and whether both gave the same tokens. Says what it will fetch and build
+before it does; a second run fetches nothing. Everything made is kept in {cache_folder()} (PIPESD_CACHE chooses another
+folder).
+"""
+
+
+def main() -> int:
+    """Exit code: 0 when both ways gave the same tokens, 1 when not, 2 when something cannot be had or started."""
+    parser = argparse.ArgumentParser(
+        TOOL, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--max-tokens", type=positive, default=64, metavar="N", help="of each answer (default: 64)")
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="instead of the two; may be given again")
+    parser.add_argument("--clean", action="store_true", help="remove what the tools made in the cache folder, and end")
+    options = parser.parse_args()
+    stop_on_terminate()
+    try:
+        if options.clean:
+            return clean(cache_folder())
+        with provisioned(TOOL, ("edge", "cloud"), llama=True, pair=True) as provision:
+            return demonstrate(provision, options.prompt or PROMPTS, options.max_tokens)
+    except (Failure, OSError) as error:
+        say(f"{TOOL}: {error}")
+        return 2
+    except KeyboardInterrupt:
+        say(f"\n{TOOL}: interrupted")
+        return 130
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def demonstrate(provision: Provision, prompts: Sequence[str], max_tokens: int) -> int:
+    """Starts the cloud, has every prompt answered by every strategy, prints what came of it, stops the cloud."""
+    start_s = time.monotonic()
+    answers: dict[str, list[dict[str, Any]]] = {strategy: [] for strategy in STRATEGIES}
+    with cloud(provision) as address:
+        say(f"{TOOL}: pipesd-cloud is ready at {address}, after {seconds(time.monotonic() - start_s)}")
+        for prompt in prompts:
+            print(f"\n>>> {prompt}")
+            for strategy in STRATEGIES:
+                answers[strategy].append(answer(provision, address, prompt, strategy, max_tokens))
+            texts = {strategy: answers[strategy][-1]["text"] for strategy in STRATEGIES}
+            if len(set(texts.values())) == 1:
+                print(texts[STRATEGIES[0]].strip(), flush=True)
+            else:
+                for strategy, text in texts.items():
+                    print(f"[{strategy}] {text.strip()}", flush=True)
+    print_table(answers)
+    ids = [[found["token_ids"] for found in answers[strategy]] for strategy in STRATEGIES]
+    same = all(other == ids[0] for other in ids)
+    print("Both ways gave the same tokens." if same else "THE TOKENS DIFFER, which must never be: please report it.")
+    say(f"{TOOL}: ended after {seconds(time.monotonic() - start_s)}. To go on by hand:")
+    say(f"  pipesd-edge and pipesd-cloud are in {provision.environment.folder / 'bin'}")
+    say(f"  the models are in {provision.pair}")
+    return 0 if same else 1
+
+
+@contextmanager
+def cloud(provision: Provision) -> Iterator[str]:
+    """A pipesd-cloud with the target model on a free port of this machine; gives its address, stops it at the end."""
+    log = provision.cache / "logs" / "demo-cloud.log"
+    model = provision.pair / "target.gguf"
+    command: Command = [provision.environment.program("pipesd-cloud"), "serve", "--model", model, "--bind", "tcp://127.0.0.1:0"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, env=clean_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield ready_address(process, log)
+        finally:
+            process.terminate()  # the cloud itself ends its workers
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=GRACE_S)
+            stop(process)
+
+
+def ready_address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """The address in the line that the cloud prints when it is ready."""
+    assert process.stdout is not None
+    deadline_s = time.monotonic() + START_LIMIT_S
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while time.monotonic() < deadline_s:
+            if selector.select(timeout=1.0):
+                line = process.stdout.readline().decode("utf-8", "replace")
+                if found := re.search(r"tcp://\S+:\d+", line):
+                    return found[0]
+                if not line:
+                    process.wait()
+                    raise Failure(f"pipesd-cloud ended with code {process.returncode}: {last_line(log)} (log: {log})")
+    raise Failure(f"pipesd-cloud was not ready after {START_LIMIT_S:.0f} s: {last_line(log)} (log: {log})")
+
+
+def answer(provision: Provision, address: str, prompt: str, strategy: str, max_tokens: int) -> dict[str, Any]:
+    """What `pipesd-edge generate --json` says for one prompt."""
+    command: Command = [
+        provision.environment.program("pipesd-edge"), "generate", "--draft", provision.pair / "draft.gguf",
+        "--cloud", address, "--strategy", strategy, "--prompt", prompt, "--chat",
+        "--max-tokens", str(max_tokens), "--json",
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(
+            command, env=clean_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=ANSWER_LIMIT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise Failure(f"pipesd-edge --strategy {strategy} gave no answer in {ANSWER_LIMIT_S:.0f} s") from None
+    if done.returncode != 0:
+        reason = done.stderr.strip().rpartition("\n")[2]
+        raise Failure(f"pipesd-edge --strategy {strategy} ended with code {done.returncode}: {reason}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def print_table(answers: dict[str, list[dict[str, Any]]]) -> None:
+    """What each strategy cost, over all prompts."""
+    costs = {strategy: Costs.of([one["stats"] for one in found]) for strategy, found in answers.items()}
+    print(f"\n{'':<32}" + "".join(f"{strategy:>12}" for strategy in costs))
+    for title, cell in ROWS.items():
+        print(f"{title:<32}" + "".join(f"{cell(cost):>12}" for cost in costs.values()))
+    print("Both models share this machine's cores and no network lies between them: only the passes and bytes tell")
+    print("what a cloud would save.\n", flush=True)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Sums over the answers of one strategy."""
+
+    tokens: int
+    time_ms: float
+    target_passes: int
+    verified: int
+    accepted: int
+    bytes_up: int
+    bytes_down: int
+
+    @staticmethod
+    def of(stats: Sequence[dict[str, Any]]) -> Costs:
+        names = ("tokens", "target_passes", "verified", "accepted", "bytes_up", "bytes_down")
+        sums = {name: sum(one[name] for one in stats) for name in names}
+        return Costs(time_ms=sum((one["tpt_ms"] or 0) * one["tokens"] for one in stats), **sums)
+
+
+ROWS: dict[str, Callable[[Costs], str]] = {
+    "output tokens": lambda cost: str(cost.tokens),
+    "time per output token, ms": lambda cost: f"{cost.time_ms / max(1, cost.tokens):.1f}",
+    "target passes per output token": lambda cost: f"{cost.target_passes / max(1, cost.tokens):.2f}",
+    "draft tokens accepted": lambda cost: f"{cost.accepted / cost.verified:.0%}" if cost.verified else "-",
+    "bytes up per output token": lambda cost: f"{cost.bytes_up / max(1, cost.tokens):.1f}",
+    "bytes down per output token": lambda cost: f"{cost.bytes_down / max(1, cost.tokens):.1f}",
+}
+
+
+def clean(cache: Path) -> int:
+    """Removes what these tools made in the cache folder, says what, and leaves everything else."""
+    if not is_ours(cache):
+        say(f"{TOOL}: these tools have made nothing in {cache}")
+        return 0
+    with lock(cache, "use"):
+        for path in made_in(cache):
+            size = sum(file.lstat().st_size for file in path.rglob("*") if file.is_file() or file.is_symlink())
+            say(f"{TOOL}: removing {path} ({size / 1e6:.0f} MB)")
+            shutil.rmtree(path)
+        for name in ("prepare.lock", "use.lock", "CACHEDIR.TAG"):
+            (cache / name).unlink(missing_ok=True)
+    if not any(cache.iterdir()):
+        cache.rmdir()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
