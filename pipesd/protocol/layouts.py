@@ -106,7 +106,7 @@ class _Anything:
 
 _AHEAD: dict[str, Codec] = {"session": _U64, "opening": _U32, "epoch": _U32, "pos": _U32, "ids": _IDS}
 _P_DRAFT = Optional(Probabilities(m.MAX_IDS))
-_LAYOUTS: dict[int, _Layout] = {
+LAYOUTS: dict[int, _Layout] = {
     Kind.HELLO: _plain(
         m.Hello, 1, major=_U16, minor=_U16, features=_U32, vocabulary_size=_U32, vocabulary_hash=_HASH,
         block=Optional(Int(_MOST_BLOCKS - 1)),
@@ -149,7 +149,7 @@ _LAYOUTS: dict[int, _Layout] = {
     Kind.BEAT: _plain(m.Beat, 0, sessions=_U32, pass_ms=_U32),
     Kind.GONE: _plain(m.Gone),
 }  # fmt: skip
-_KINDS: dict[Any, Kind] = {layout.message: Kind(kind) for kind, layout in _LAYOUTS.items()}
+_KINDS: dict[Any, Kind] = {layout.message: Kind(kind) for kind, layout in LAYOUTS.items()}
 _VERSIONED = (Kind.HELLO, Kind.WELCOME, Kind.OPEN)  # major is their fourth field in every version
 
 _T = TypeVar("_T")
@@ -166,7 +166,7 @@ def fields_of(message: Message) -> tuple[Any, ...]:
     """The array of a message, for msgpack. WireError: a value is not of its field's type or range."""
     assert type(message) in _KINDS, f"not a message: {type(message).__name__}"
     kind = _KINDS[type(message)]
-    layout = _LAYOUTS[kind]
+    layout = LAYOUTS[kind]
     packed = {n: _fit(kind.name, n, codec.pack, getattr(message, n)) for n, codec in layout.attributes.items()}
     by_name = layout.to_wire(packed)
     row = [by_name[name] for name in layout.fields]
@@ -180,14 +180,14 @@ def message_of(fields: Any, internal: bool = False) -> Message:
     if type(fields) is not tuple or not fields:
         raise WireError("message", "bytes", describe(fields), "an array [kind, session, opening, ...]")
     number = fields[0]
-    if type(number) is not int or number not in _LAYOUTS:
+    if type(number) is not int or number not in LAYOUTS:
         wanted = f"a kind of version {m.MAJOR}.{m.MINOR}"
         raise WireError("message", "kind", describe(number), wanted, *_address(fields))
     kind = Kind(number)
     if kind >= m.FIRST_INTERNAL_KIND and not internal:
         raise WireError(kind.name, "kind", "a message of worker and front", "a public one", *_address(fields))
     try:
-        return _by_layout(kind, _LAYOUTS[number], fields[1:])
+        return _by_layout(kind, LAYOUTS[number], fields[1:])
     except WireError as error:
         error.session, error.opening = _address(fields)
         if kind in _VERSIONED and len(fields) > 3 and type(fields[3]) is int and fields[3] != m.MAJOR:

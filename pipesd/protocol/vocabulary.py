@@ -78,9 +78,7 @@ def first_differing_block(own: bytes, other: bytes) -> int | None:
     return None
 
 
-def first_difference(
-    own: Sequence[bytes], other: Sequence[bytes], block: int = 0
-) -> tuple[int, bytes, bytes] | None:
+def first_difference(own: Sequence[bytes], other: Sequence[bytes], block: int = 0) -> tuple[int, bytes, bytes] | None:
     """(id, own piece, other piece) of the first id that differs between both sides' pieces of `block`, else None.
 
     An id behind the end of one side's pieces has the empty piece there: padding on both sides is no difference.

@@ -61,7 +61,6 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
-from pipesd.protocol.fields import U32
 from pipesd.protocol.layouts import fields_of, message_of
 from pipesd.protocol.messages import (
     FEATURES,
@@ -166,7 +165,8 @@ def decode(payload: bytes, internal: bool = False) -> Message:
 
 
 # ---- DRAFT and VERDICT, the messages of every round. The quick ways take what is right in every field and leave the
-# rest (None) to the tables, which convert it or say what is wrong.
+# rest (None) to the tables, which convert it or say what is wrong. `not (a | b) >> 32` holds if both are from 0 to
+# 2**32 - 1: one above leaves a bit, one below 0 leaves -1.
 
 
 class _Packers(threading.local):
@@ -178,13 +178,17 @@ class _Packers(threading.local):
 
 _packers = _Packers()
 _DRAFT, _VERDICT = int(Kind.DRAFT), int(Kind.VERDICT)
-_HEAD = struct.Struct("<QIIII").pack  # session, opening, epoch, pos and known: raises where one is out of range
-_COUNTERS = struct.Struct("<IIII").pack
-_FOUR_INTS = [int] * len(Counters._fields)
 _MOST_QUICK_IDS = 256
 _PACK_IDS = [struct.Struct(f"<{n}I").pack for n in range(_MOST_QUICK_IDS + 1)]
 _UNPACK_IDS = [struct.Struct(f"<{n}I").unpack for n in range(_MOST_QUICK_IDS + 1)]
 _new = tuple.__new__  # half the price of calling the class; the fields have been checked
+
+
+def _are_counters(numbers: tuple[Any, ...]) -> bool:
+    a, b, c, d = numbers
+    return (
+        type(a) is int and type(b) is int and type(c) is int and type(d) is int and not (a | b | c | d) >> 32
+    )  # fmt: skip
 
 
 def _encode_draft(message: Draft) -> bytes | None:
@@ -193,10 +197,10 @@ def _encode_draft(message: Draft) -> bytes | None:
         type(session) is int and type(opening) is int and type(epoch) is int and type(pos) is int
         and type(known) is int and type(nav) is bool and type(again) is bool and p_draft is None
         and type(ids) is tuple and len(ids) <= _MOST_QUICK_IDS
+        and not session >> 64 and not (opening | epoch | pos | known) >> 32
     ):  # fmt: skip
         return None
     try:
-        _HEAD(session, opening, epoch, pos, known)
         packed = _PACK_IDS[len(ids)](*ids)
     except struct.error:
         return None
@@ -210,17 +214,17 @@ def _encode_verdict(message: Verdict) -> bytes | None:
     if not (
         type(session) is int and type(opening) is int and type(epoch) is int and type(pos) is int
         and type(more) is bool and type(rejected) is bool and type(ids) is tuple and len(ids) <= _MOST_QUICK_IDS
+        and not session >> 64 and not (opening | epoch | pos) >> 32
     ):  # fmt: skip
         return None
-    numbers: tuple[int, ...] = ()
+    if counters is None:
+        numbers: tuple[int, ...] = ()
+    elif type(counters) is Counters and _are_counters(counters):
+        numbers = counters
+    else:
+        return None
     try:
-        _HEAD(session, opening, epoch, pos, 0)
         packed = _PACK_IDS[len(ids)](*ids)
-        if counters is not None:
-            if type(counters) is not Counters or [type(number) for number in counters] != _FOUR_INTS:
-                return None
-            _COUNTERS(*counters)
-            numbers = counters
     except struct.error:
         return None
     if not packed[3::4].isascii():
@@ -235,8 +239,7 @@ def _decode_draft(fields: tuple[Any, ...]) -> Draft | None:
     if not (
         type(session) is int and type(opening) is int and type(epoch) is int and type(pos) is int
         and type(lag) is int and type(flags) is int and type(packed) is bytes
-        and session >= 0 and 0 <= opening <= U32 and 0 <= epoch <= U32 and 0 <= pos <= U32
-        and 0 <= (known := pos - lag) <= U32 and 0 <= flags <= 3
+        and session >= 0 and not (opening | epoch | pos | (known := pos - lag)) >> 32 and not flags >> 2
         and not (size := len(packed)) & 3 and size <= 4 * _MOST_QUICK_IDS and packed[3::4].isascii()
     ):  # fmt: skip
         return None
@@ -248,7 +251,7 @@ def _decode_verdict(fields: tuple[Any, ...]) -> Verdict | None:
     counters = None
     if len(fields) == 11:
         numbers = fields[7:]
-        if [type(number) for number in numbers] != _FOUR_INTS or min(numbers) < 0 or max(numbers) > U32:
+        if not _are_counters(numbers):
             return None
         counters = _new(Counters, numbers)
     elif len(fields) != 7:
@@ -257,7 +260,7 @@ def _decode_verdict(fields: tuple[Any, ...]) -> Verdict | None:
     if not (
         type(session) is int and type(opening) is int and type(epoch) is int and type(pos) is int
         and type(flags) is int and type(packed) is bytes
-        and session >= 0 and 0 <= opening <= U32 and 0 <= epoch <= U32 and 0 <= pos <= U32 and 0 <= flags <= 3
+        and session >= 0 and not (opening | epoch | pos) >> 32 and not flags >> 2
         and not (size := len(packed)) & 3 and size <= 4 * _MOST_QUICK_IDS and packed[3::4].isascii()
     ):  # fmt: skip
         return None

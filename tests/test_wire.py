@@ -1,0 +1,207 @@
+"""The wire as it should be: bytes of every kind, there and back, versions, sizes, price."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+import timeit
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipesd.core import Mode, ModelInfo, Vocabulary
+from pipesd.protocol import messages, wire
+from pipesd.protocol.layouts import LAYOUTS, fields_of, message_of
+from pipesd.protocol.wire import Counters, Draft, Open, Ready, Verdict, WireError, check_version, decode, encode
+from tests import wire_samples as samples
+from tests.wire_samples import GOLDEN, HASH, MODEL, SESSION
+
+IDS_20 = tuple(range(1000, 49000, 2400))
+
+
+def arrays(payload: bytes) -> tuple:
+    return msgpack.unpackb(payload, use_list=False)
+
+
+@pytest.mark.parametrize(("message", "golden"), GOLDEN, ids=lambda x: type(x).__name__ if isinstance(x, tuple) else "")
+def test_every_kind_has_these_bytes_and_no_others(message: wire.Message, golden: str) -> None:
+    assert encode(message).hex() == golden
+    decoded = decode(bytes.fromhex(golden), internal=True)
+    assert decoded == message
+    assert type(decoded) is type(message)
+
+
+def test_golden_frames_cover_every_kind_and_numbers_are_fixed() -> None:
+    assert {type(message) for message, _ in GOLDEN} == {layout.message for layout in LAYOUTS.values()}
+    assert {kind.name: int(kind) for kind in wire.Kind} == {
+        "HELLO": 1, "WELCOME": 2, "OPEN": 3, "OPENED": 4, "DRAFT": 5, "VERDICT": 6, "RESEND": 7, "CANCEL": 8,
+        "CLOSE": 9, "PROBE": 10, "PROBED": 11, "ERROR": 12, "READY": 64, "BEAT": 65, "GONE": 66,
+    }  # fmt: skip
+    assert [int(code) for code in wire.ErrorCode] == list(range(1, 12))
+    assert [int(status) for status in wire.ProbeStatus] == list(range(4))
+
+
+def test_the_specification_names_every_field_in_its_order_and_every_limit() -> None:
+    assert wire.__doc__ is not None
+    rows = re.findall(r"^ {4}([ \d]\d) ([A-Z]+) +(.*(?:\n {19}.*)*)", wire.__doc__, re.MULTILINE)
+    assert {(int(number), name) for number, name, _ in rows} == {(int(kind), kind.name) for kind in LAYOUTS}
+    for number, _, text in rows:
+        layout = LAYOUTS[int(number)]
+        names = [re.match(r"(\w+)(\??)", part.strip()) for part in re.sub(r"\([^)]*\)", "", text).split(",")]
+        own = list(layout.fields)[2:]
+        if own:
+            found = [match.group(1) for match in names if match and match.group(1) in own]
+            assert found == own, f"kind {number}"
+            optional = [match.group(1) for match in names if match and match.group(2)]
+            assert optional == own[layout.required - 2 :], f"kind {number}"
+    limits = {name: value for name, value in vars(messages).items() if name.startswith("MAX_")}
+    for name in ("MAX_MESSAGE_BYTES", "MAX_INTERNAL_BYTES", "MAX_IDS_OPEN", "MAX_PROBE_BYTES", "MAX_VOCABULARY"):
+        assert f"{limits[name]:,}" in wire.__doc__, name
+    for name in ("MAX_IDS", "MAX_NAME_BYTES", "MAX_TEXT_BYTES", "MAX_STOP_IDS", "MAX_FIELDS"):
+        assert str(limits[name]) in wire.__doc__, name
+
+
+@given(samples.messages)
+def test_there_and_back(message: wire.Message) -> None:
+    decoded = decode(encode(message), internal=True)
+    assert decoded == message
+    assert type(decoded) is type(message)
+    assert [type(value) for value in decoded] == [type(value) for value in message]
+
+
+@given(st.one_of(samples.drafts(), samples.verdicts))
+def test_the_quick_ways_do_what_the_tables_do(message: Draft | Verdict) -> None:
+    payload = encode(message)
+    assert payload == msgpack.packb(fields_of(message))
+    by_table = message_of(arrays(payload))
+    decoded = decode(payload)
+    assert decoded == by_table == message
+    assert [type(value) for value in decoded] == [type(value) for value in by_table]
+
+
+@given(st.sampled_from(GOLDEN), st.lists(st.none() | st.integers() | st.text() | st.booleans(), max_size=8))
+def test_fields_of_a_later_minor_version_are_ignored(sample: tuple[wire.Message, str], more: list) -> None:
+    message, golden = sample
+    fields = list(arrays(bytes.fromhex(golden)))
+    fields += [None] * (1 + len(LAYOUTS[fields[0]].fields) - len(fields))  # what this version may leave out
+    later = msgpack.packb([*fields, *[x if not isinstance(x, int) else x % 2**32 for x in more]])
+    assert decode(later, internal=True) == message
+
+
+def test_probabilities_travel_as_float16() -> None:
+    draft = Draft(SESSION, 1, 0, 5, (1, 2, 3), 5, p_draft=(0.1, 1e-9, 0.99999))
+    assert decode(encode(draft)).p_draft == (0.0999755859375, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("count", [0, 1, 20, 63])
+@pytest.mark.parametrize("pos", [0, 1500, 131_072])
+def test_a_draft_and_a_verdict_cost_at_most_28_bytes_beyond_their_ids(count: int, pos: int) -> None:
+    ids = IDS_20[:1] * count
+    for opening, epoch in [(1, 0), (200, 255), (1000, 1000)]:
+        head = (2**64 - 1, opening, epoch, pos, ids)
+        assert len(encode(Draft(*head, known=max(0, pos - 32), nav=True))) - 4 * count <= 28
+        assert len(encode(Verdict(*head, more=True, rejected=True))) - 4 * count <= 28
+    usual = Verdict(2**64 - 1, 3, 100, 1500, ids, True, False, Counters(90, 250, 60, 60_000))
+    assert len(encode(usual)) - 4 * count <= 28
+
+
+def test_the_longest_legal_messages_fit_the_limit_of_a_message() -> None:
+    ids = (2**31 - 1,) * wire.MAX_IDS_OPEN
+    stop_ids = (2**31 - 1,) * wire.MAX_STOP_IDS
+    top = 2**32 - 1
+    longest = Open(2**64 - 1, top, top, HASH, ids, top, stop_ids, None, 2**64 - 1, Mode.FREE, MODEL, HASH)
+    assert len(encode(longest)) <= wire.MAX_MESSAGE_BYTES
+    assert decode(encode(longest)) == longest
+    name = "x" * messages.MAX_NAME_BYTES
+    pieces = (b"x" * (messages.MAX_BLOCK_PIECES_BYTES // 256 - 2),) * 256
+    hashes = b"hash" * (messages.MAX_VOCABULARY // 256)
+    welcome = wire.Welcome(1, 0, 1, 0, 0, name, 1, HASH, MODEL, 1, name, name, hashes, pieces)
+    assert decode(encode(welcome)) == welcome
+
+
+def test_a_workers_first_word_carries_a_whole_vocabulary() -> None:
+    vocabulary = Vocabulary(tuple(b"piece %d" % i for i in range(150_000)) + (b"",) * 64)
+    info = ModelInfo("a model", vocabulary.size, 32768, (2, 7), MODEL, "cuda:0", "bfloat16")
+    payload = encode(Ready.of(info, vocabulary))
+    ready = decode(payload, internal=True)
+    assert isinstance(ready, Ready)
+    assert (ready.info, ready.vocabulary) == (info, vocabulary)
+    with pytest.raises(WireError, match="length"):
+        decode(payload)
+
+
+def test_another_major_version_is_told_both_versions() -> None:
+    assert check_version(wire.MAJOR, 99) is None
+    for major in (wire.MAJOR - 1, wire.MAJOR + 1):
+        text = check_version(major, 3, peer="the edge")
+        assert text is not None
+        assert f"{major}.3" in text
+        assert f"{wire.MAJOR}.{wire.MINOR}" in text
+    assert "update the edge" in str(check_version(wire.MAJOR - 1, 0, "the edge"))
+    assert "update this side" in str(check_version(wire.MAJOR + 1, 0, "the edge"))
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3])
+def test_a_message_of_another_major_that_does_not_fit_is_refused_for_its_version(kind: int) -> None:
+    with pytest.raises(WireError) as refusal:
+        decode(msgpack.packb([kind, SESSION, 7, 2, "who knows"]))
+    error = refusal.value
+    assert (error.field, error.code, error.session, error.opening) == ("major", wire.ErrorCode.VERSION, SESSION, 7)
+    assert "got 2, wanted 1" in str(error)
+
+
+def test_a_message_of_another_major_that_fits_is_left_to_the_front() -> None:
+    hello = wire.Hello(SESSION, 0, 2, 0, 0, 1, HASH)
+    assert decode(encode(hello)) == hello
+
+
+def test_each_direction_is_known() -> None:
+    public = set(wire.FROM_EDGE) | set(wire.FROM_CLOUD)
+    assert public == {layout.message for kind, layout in LAYOUTS.items() if kind < messages.FIRST_INTERNAL_KIND}
+    assert not set(wire.FROM_EDGE) & set(wire.FROM_CLOUD)
+
+
+def test_the_msgpack_of_before_1_is_refused_by_name() -> None:
+    wire.check_msgpack((1, 0, 0), "somewhere")
+    with pytest.raises(ImportError, match=r"msgpack 0\.5\.6 at /old/msgpack.*1\.0.*msgpack-python"):
+        wire.check_msgpack((0, 5, 6), "/old/msgpack")
+
+
+def test_threads_encode_at_once() -> None:
+    drafts = [Draft(SESSION + i, i, 0, i, IDS_20, i, nav=True) for i in range(8)]
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        wrong.extend(i for _ in range(2000) if decode(encode(drafts[i])) != drafts[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(drafts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_checks_cost_a_small_multiple_of_bare_msgpack() -> None:
+    draft = Draft(SESSION, 1, 3, 1500, IDS_20, 1497, nav=True)
+    payload = encode(draft)
+    bare = arrays(payload)
+
+    def best_s(statement: str) -> float:
+        return min(timeit.repeat(statement, globals=globals() | locals_, number=500, repeat=30))
+
+    locals_ = {"draft": draft, "payload": payload, "bare": bare}
+    checked_s = best_s("decode(encode(draft))")
+    bare_s = best_s("msgpack.unpackb(msgpack.packb(bare))")
+    assert checked_s <= 9 * bare_s  # measured 4.6; through the tables 50
+
+
+def test_import_is_light() -> None:
+    heavy = ("numpy", "torch", "zmq", "llama_cpp", "pickle")
+    code = f"import sys, pipesd.protocol.wire; print([m for m in {heavy} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert out.stdout.strip() == "[]"
