@@ -98,6 +98,8 @@ class Tokeniser:
             raise UsageError(f"{weights.path}: has no tokeniser in it; convert the model again with its tokeniser")
         width = llama.llama_vocab_n_tokens(handle)
         self.vocabulary = Vocabulary(tuple(_pieces(llama, handle, width)))
+        if not self.vocabulary.real_size:
+            raise UsageError(f"{weights.path}: no id of its vocabulary has a text; convert the model again")
         self.end_ids = frozenset(i for i in range(width) if llama.llama_vocab_is_eog(handle, i))
         self.hidden_ids = self.end_ids | {
             i for i in range(width) if llama.llama_vocab_get_attr(handle, i) & (_UNKNOWN | _CONTROL)
@@ -122,27 +124,35 @@ class Tokeniser:
         """Free the model behind it; may be called again. What was read stays, `encode` does not."""
         self._weights.close()
 
-    def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
+    def encode(
+        self, text: str, *, special: bool = False, add_bos: bool | None = None, continued: bool = False
+    ) -> list[int]:
         """The ids of `text`. `special`: texts of control ids become those ids; else they are plain text.
 
         `add_bos` (None: as the model wants) puts the start id in front. It is never there twice: the start id's own
-        text at the beginning of `text` counts as it (`repeats_bos` tells, for a warning). Raises `UsageError` for a
-        text that is not Unicode.
+        text at the beginning of `text` counts as it (`repeats_bos` tells, for a warning). `continued`: other text goes
+        before it, so no space is glued to its first word. Raises `UsageError` for a text that is not Unicode.
         """
         if self._weights.closed:
             raise UsageError(f"the tokeniser of {self.name} is closed; open it again")
-        llama = native()
         with_bos = (self.add_bos if add_bos is None else add_bos) and self.bos_id is not None
-        if with_bos and text.startswith(self.bos_text):
-            text = text[len(self.bos_text) :]
-        data = _utf8(text)
+        if with_bos:
+            text = text.removeprefix(self.bos_text)
+        if continued and self.add_space_prefix:
+            # the space goes to a line break put in front, which such a vocabulary never merges with what follows
+            ids = self._ids("\n" + text, special)[len(self._ids("\n", special)) :]
+        else:
+            ids = self._ids(text, special)
+        return [self.bos_id, *ids] if with_bos and self.bos_id is not None else ids
+
+    def _ids(self, text: str, special: bool) -> list[int]:
+        llama, data = native(), _utf8(text)
         ids = (ctypes.c_int32 * (len(data) + 8))()
         count = llama.llama_tokenize(self._handle, data, len(data), ids, len(ids), False, special)
         if count < 0:  # more ids than bytes; it says how many
             ids = (ctypes.c_int32 * -count)()
             count = llama.llama_tokenize(self._handle, data, len(data), ids, len(ids), False, special)
-        encoded = ids[:count]
-        return [self.bos_id, *encoded] if with_bos and self.bos_id is not None else encoded
+        return ids[:count]
 
     def repeats_bos(self, text: str) -> bool:
         """Whether `text` begins with the text of a start id that the model wants added anyway."""
