@@ -108,3 +108,20 @@ messages: st.SearchStrategy[w.Message] = st.one_of(
     made(w.Beat, u64, u32, u32, u32),
     made(w.Gone, u64, u32),
 )  # fmt: skip
+
+# One message of each kind with every optional field, and the usual DRAFT and VERDICT.
+DRAFT = w.Draft(SESSION, 1, 2, 1500, (5, 6), 1490, nav=True, p_draft=(0.5, 1.0))
+VERDICT = w.Verdict(SESSION, 1, 2, 1500, (5, 6), counters=w.Counters(1, 2, 3, 4))
+PLAIN_DRAFT, PLAIN_VERDICT = DRAFT._replace(p_draft=None), VERDICT._replace(counters=None)
+HELLO = w.Hello(SESSION, 0, 1, 0, 0, 49152, HASH, block=3)
+OPEN = w.Open(SESSION, 1, 2, HASH, (1, 256), 300, (2,), None, 7, Mode.EAGER, MODEL, HASH)
+WELCOME = w.Welcome(SESSION, 0, 1, 0, 0, "m", 3, HASH, MODEL, 2048, "cpu", "float32", b"hash", (b"a", b""))
+PROBE = w.Probe(SESSION, 0, 9, b"xy", 16)
+PROBED = w.Probed(SESSION, 0, 9, w.ProbeStatus.OK, 40, b"z")
+ERROR = w.Error(SESSION, 3, w.ErrorCode.FULL, "full", 500)
+READY = w.Ready(0, 0, "m", 2, 2048, (2,), MODEL, "cpu", "float32", (b"a", b""))
+FULL: list[w.Message] = [
+    DRAFT, VERDICT, HELLO, OPEN, WELCOME, PROBE, PROBED, ERROR, READY, PLAIN_DRAFT, PLAIN_VERDICT,
+    w.Opened(SESSION, 1, 300, 32, 64, 250), w.Resend(SESSION, 1, 2, 3), w.Cancel(SESSION, 1),
+    w.Close(SESSION, 1), w.Beat(0, 0, 2, 3), w.Gone(SESSION, 1),
+]  # fmt: skip

@@ -31,15 +31,17 @@ def describe(value: object) -> str:
     """A short, printable word for a value that may come from anyone; never the content of texts or ids."""
     if value is None:
         return "nothing"
-    if isinstance(value, bool | float):
-        return f"{type(value).__name__} {value}"
+    if isinstance(value, bool):
+        return f"bool {value}"
+    if isinstance(value, float):
+        return f"float {float(value)}"
     if isinstance(value, int):
         return str(value) if value.bit_length() <= 128 else "a huge integer"
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     if isinstance(value, str):
         return f"a text of {len(value)} characters"
-    if isinstance(value, tuple | list):
+    if type(value) in (tuple, list):
         return f"an array of {len(value)}"
     return f"a value of type {type(value).__name__}"
 

@@ -182,18 +182,22 @@ def message_of(fields: Any, internal: bool = False) -> Message:
     number = fields[0]
     if type(number) is not int or number not in LAYOUTS:
         wanted = f"a kind of version {m.MAJOR}.{m.MINOR}"
-        raise WireError("message", "kind", describe(number), wanted, *_address(fields))
+        raise WireError("message", "kind", describe(number), wanted, _address(fields))
     kind = Kind(number)
     if kind >= m.FIRST_INTERNAL_KIND and not internal:
-        raise WireError(kind.name, "kind", "a message of worker and front", "a public one", *_address(fields))
+        raise WireError(kind.name, "kind", "a message of worker and front", "a public one", _address(fields))
     try:
         return _by_layout(kind, LAYOUTS[number], fields[1:])
     except WireError as error:
         error.session, error.opening = _address(fields)
-        if kind in _VERSIONED and len(fields) > 3 and type(fields[3]) is int and fields[3] != m.MAJOR:
+        if kind in _VERSIONED and len(fields) > 3 and _is_other_major(fields[3]):
             wanted = f"{m.MAJOR}: both sides must speak one major version"
-            raise WireError(kind.name, "major", describe(fields[3]), wanted, error.session, error.opening) from None
+            raise WireError(kind.name, "major", str(fields[3]), wanted, _address(fields), m.ErrorCode.VERSION) from None
         raise
+
+
+def _is_other_major(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= U16 and value != m.MAJOR
 
 
 def _by_layout(kind: Kind, layout: _Layout, row: tuple[Any, ...]) -> Message:

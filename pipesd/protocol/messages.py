@@ -81,17 +81,22 @@ class WireError(ProtocolError):
     """Bytes or values that are no legal message.
 
     `kind` and `field` name the place, `got` and `wanted` say what is wrong; `session` and `opening` are those of the
-    refused bytes as far as they could be read, else 0; `code` is what an answer should carry.
+    refused bytes as far as they could be read (`address`), else 0; `code` is what an answer should carry.
     """
 
-    def __init__(self, kind: str, field: str, got: str, wanted: str, session: int = 0, opening: int = 0) -> None:
+    def __init__(
+        self,
+        kind: str,
+        field: str,
+        got: str,
+        wanted: str,
+        address: tuple[int, int] = (0, 0),
+        code: ErrorCode = ErrorCode.MALFORMED,
+    ) -> None:
         super().__init__(f"{kind}.{field}: got {got}, wanted {wanted}")
         self.kind, self.field, self.got, self.wanted = kind, field, got, wanted
-        self.session, self.opening = session, opening
-
-    @property
-    def code(self) -> ErrorCode:
-        return ErrorCode.VERSION if self.field == "major" else ErrorCode.MALFORMED
+        self.session, self.opening = address
+        self.code = code
 
 
 class Hello(NamedTuple):

@@ -1,0 +1,151 @@
+"""What a caller may put into a message: integers of any kind are converted, all else is refused by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipesd.protocol import wire
+from pipesd.protocol.wire import Counters, Draft, Verdict, WireError, decode, encode
+from tests.wire_samples import (
+    DRAFT,
+    ERROR,
+    HASH,
+    HELLO,
+    OPEN,
+    PLAIN_DRAFT,
+    PLAIN_VERDICT,
+    PROBE,
+    VERDICT,
+    WELCOME,
+)
+
+
+@pytest.mark.parametrize("make", [np.int64, np.uint32, np.int32, np.array], ids=lambda make: make.__name__)
+def test_numpy_integers_are_converted(make: Callable[[int], Any]) -> None:
+    draft = Draft(make(7), make(1), make(2), make(1500), (make(5), make(6)), make(1490), nav=True)
+    verdict = Verdict(make(7), make(1), make(2), make(9), (make(5),), counters=Counters(*map(make, (1, 2, 3, 4))))
+    probed = wire.Probed(make(7), make(0), make(9), make(1), make(40))
+    hello = wire.Hello(make(7), make(0), make(1), make(0), make(0), make(5), HASH, make(3))
+    for message in (draft, verdict, probed, hello):
+        assert decode(encode(message)) == message
+        assert {type(value) for value in decode(encode(message))} <= {
+            int,
+            bool,
+            tuple,
+            bytes,
+            Counters,
+            type(None),
+            wire.ProbeStatus,
+        }
+
+
+def test_arrays_and_lists_of_ids_are_converted() -> None:
+    for ids in (np.array([5, 6], np.int64), [5, 6], np.array([5, 6], np.uint32)):
+        assert decode(encode(PLAIN_DRAFT._replace(ids=ids))) == PLAIN_DRAFT
+    for p_draft in (np.array([0.5, 1.0], np.float32), [0.5, 1], (np.float64(0.5), np.float32(1.0))):
+        assert decode(encode(DRAFT._replace(p_draft=p_draft))) == DRAFT
+    zero = decode(encode(DRAFT._replace(p_draft=(0.5, -0.0)))).p_draft[1]
+    assert math.copysign(1.0, zero) == 1.0
+
+
+WRONG_VALUES: list[tuple[wire.Message, str, Any, str]] = [
+    (PLAIN_DRAFT, field, value, f"DRAFT.{field}: got ")
+    for field in ("session", "opening", "epoch", "pos", "known")
+    for value in (
+        -1,
+        2**64,
+        True,
+        1.0,
+        np.float32(1.0),
+        np.float64(3.0),
+        np.array(1.5),
+        np.array([1, 2]),
+        None,
+        "1",
+        -math.inf,
+    )
+]
+WRONG_VALUES += [
+    (PLAIN_VERDICT, field, value, f"VERDICT.{field}: got ")
+    for field in ("session", "opening", "epoch", "pos")
+    for value in (-1, 2**64, True, 1.0, np.float32(1.0), None)
+]
+WRONG_VALUES += [
+    (PLAIN_DRAFT, "opening", 2**32, "DRAFT.opening: got 4294967296, wanted an integer from 0 to 4294967295"),
+    (PLAIN_DRAFT, "epoch", 2**32, "DRAFT.epoch: got 4294967296"),
+    (PLAIN_DRAFT, "pos", 2**32, "DRAFT.pos: got 4294967296"),
+    (PLAIN_DRAFT, "known", 2**32, "DRAFT.known: got 4294967296"),
+    (PLAIN_DRAFT, "ids", (512, -1), "DRAFT.ids: got -1, wanted an integer from 0 to 2147483647"),
+    (PLAIN_DRAFT, "ids", (2**31,), "DRAFT.ids: got id 2147483648"),
+    (PLAIN_DRAFT, "ids", (2**32,), "DRAFT.ids: got 4294967296"),
+    (PLAIN_DRAFT, "ids", (1.0,), "DRAFT.ids: got float 1.0"),
+    (PLAIN_DRAFT, "ids", np.array([1.0, 2.0]), "DRAFT.ids: got float 1.0"),
+    (PLAIN_DRAFT, "ids", ("a",), "DRAFT.ids: got a text of 1 characters"),
+    (PLAIN_DRAFT, "ids", b"1234", "DRAFT.ids: got 4 bytes, wanted a sequence of ids"),
+    (PLAIN_DRAFT, "ids", "1234", "DRAFT.ids: got a text of 4 characters, wanted a sequence of ids"),
+    (PLAIN_DRAFT, "ids", None, "DRAFT.ids: got nothing"),
+    (PLAIN_DRAFT, "ids", np.array(5), "DRAFT.ids: got a value of type ndarray"),
+    (PLAIN_DRAFT, "ids", (0,) * 4097, "DRAFT.ids: got 4097 ids"),
+    (PLAIN_DRAFT, "nav", 1, "DRAFT.nav: got 1, wanted True or False"),
+    (PLAIN_DRAFT, "nav", 7, "DRAFT.nav: got 7"),
+    (PLAIN_DRAFT, "again", None, "DRAFT.again: got nothing"),
+    (PLAIN_DRAFT, "again", "no", "DRAFT.again: got a text of 2 characters"),
+    (DRAFT, "p_draft", (0.5, math.nan), "DRAFT.p_draft: got float nan"),
+    (DRAFT, "p_draft", (0.5, -math.inf), "DRAFT.p_draft: got float -inf"),
+    (DRAFT, "p_draft", (0.5, 1.0001), "DRAFT.p_draft: got float 1.0001"),
+    (DRAFT, "p_draft", (0.5, np.float32(-1e-9)), "DRAFT.p_draft: got float -"),
+    (DRAFT, "p_draft", (0.5, "0.5"), "DRAFT.p_draft: got a text among them"),
+    (DRAFT, "p_draft", (0.5, None), "DRAFT.p_draft: got an array of 2"),
+    (DRAFT, "p_draft", 0.5, "DRAFT.p_draft: got float 0.5"),
+    (DRAFT, "p_draft", (0.5,), "DRAFT.p_draft: got 1 probabilities, wanted as many as ids, 2"),
+    (DRAFT, "p_draft", (0.5,) * 4097, "DRAFT.p_draft: got 4097 probabilities"),
+    (VERDICT, "ids", (-1,), "VERDICT.ids: got -1"),
+    (VERDICT, "ids", (2**31,), "VERDICT.ids: got id 2147483648"),
+    (VERDICT, "ids", [0] * 4097, "VERDICT.ids: got 4097 ids"),
+    (VERDICT, "more", 1, "VERDICT.more: got 1"),
+    (VERDICT, "rejected", np.int64(1), "VERDICT.rejected: got "),
+    (VERDICT, "counters", (1, 2, 3, 4), "VERDICT.counters: got an array of 4, wanted Counters or None"),
+    (VERDICT, "counters", Counters(1, -1, 3, 4), "VERDICT.verified: got -1"),
+    (VERDICT, "counters", Counters(1, 2, 3, 2**32), "VERDICT.busy_100us: got 4294967296"),
+    (VERDICT, "counters", Counters(True, 2, 3, 4), "VERDICT.passes: got bool True"),
+    (VERDICT, "counters", Counters(1, 2, 3, 4.0), "VERDICT.busy_100us: got float 4.0"),
+    (HELLO, "vocabulary_hash", bytearray(8), "HELLO.vocabulary_hash: got a value of type bytearray"),
+    (HELLO, "block", -1, "HELLO.block: got -1"),
+    (OPEN, "stop_ids", (1,) * 65, "OPEN.stop_ids: got 65 ids"),
+    (OPEN, "ids", (1,) * (2**18 + 1), "OPEN.ids: got 262145 ids"),
+    (OPEN, "seed", -1, "OPEN.seed: got -1"),
+    (OPEN, "sampling", {}, "OPEN.sampling: got a value of type dict"),
+    (OPEN, "mode", True, "OPEN.mode: got bool True"),
+    (OPEN, "mode", 3, "OPEN.mode: got 3"),
+    (OPEN, "mode", "eager", "OPEN.mode: got a text of 5 characters"),
+    (WELCOME, "model", "\udcff", "WELCOME.model: got a text with half a surrogate pair"),
+    (WELCOME, "model", "x" * 257, "WELCOME.model: got 257 bytes"),
+    (WELCOME, "pieces", (b"x" * 65536,), "WELCOME.pieces: got a piece of 65536 bytes"),
+    (WELCOME, "pieces", (b"",) * 257, "WELCOME.pieces: got 257 pieces"),
+    (WELCOME, "pieces", ("text",), "WELCOME.pieces: got an array of 1, wanted a tuple of bytes"),
+    (WELCOME, "pieces", (b"x" * 65535,) * 5, "WELCOME.pieces: got 327685 bytes"),
+    (ERROR, "code", 12, "ERROR.code: got 12"),
+    (ERROR, "text", b"x", "ERROR.text: got 1 bytes"),
+    (PROBE, "payload", bytes(2**18 + 1), "PROBE.payload: got 262145 bytes"),
+]
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "value", "says"), WRONG_VALUES, ids=lambda x: "" if isinstance(x, tuple) else None
+)
+def test_a_wrong_value_does_not_leave_the_house(message: Any, field: str, value: Any, says: str) -> None:
+    with pytest.raises(WireError) as caught:
+        encode(message._replace(**{field: value}))
+    assert str(caught.value).startswith(says)
+
+
+def test_the_text_of_an_error_is_cut_and_not_refused() -> None:
+    error = decode(encode(ERROR._replace(text="ä" * 600)))
+    assert error.text == "ä" * 512
+    assert decode(encode(ERROR._replace(text="x" + "ä" * 600))).text == "x" + "ä" * 511
+    assert decode(encode(ERROR._replace(text="a\udcffb"))).text == "a?b"
