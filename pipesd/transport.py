@@ -36,6 +36,7 @@ __all__ = [
     "EDGE",
     "FRONT",
     "PAIR",
+    "Context",
     "Delivery",
     "EdgeSocket",
     "FrontSocket",
