@@ -28,7 +28,7 @@ class ProtocolError(PipeSDError):
 
 
 class Refused(PipeSDError):
-    """The cloud refused: a key, a version, a vocabulary or a limit. `code` is the wire's error code, if it came by wire."""
+    """The cloud refused: a key, a version, a vocabulary or a limit. `code` is the wire's error code, if it came so."""
 
     exit_code = 4
 

@@ -1,8 +1,8 @@
 """The cloud's side of all sessions of one worker as a state machine: messages in, messages and passes out; no I/O.
 
-A session holds the committed ids `C` (length c) and the draft `B` behind them in epoch `E`; `end` is how far it has seen
-this branch without a hole, `known` the longest committed length the edge has acknowledged, `want` up to where a verdict
-is owed, `said` up to where verdicts were sent.
+A session holds the committed ids `C` (length c) and the draft `B` behind them in epoch `E`; `end` is how far it has
+seen this branch without a hole, `known` the longest committed length the edge has acknowledged, `want` up to where a
+verdict is owed, `said` up to where verdicts were sent.
 
     message             condition                      action
     OPEN(o, base, ...)  o <= own                       dropped
@@ -30,8 +30,8 @@ is owed, `said` up to where verdicts were sent.
     say                 said < c, or asked to          VERDICT(said, C[said:]); said = c
 
 A verdict is owed while c < want and the branch lives; while `end` has not reached the end of what was asked for, RESEND
-was sent and the pass waits. No session is evicted between OPEN and its first verdict nor while a verdict is owed, unless
-cancelled or idle too long.
+was sent and the pass waits. No session is evicted between OPEN and its first verdict nor while a verdict is owed,
+unless cancelled or idle too long.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from typing import NamedTuple
 
 from pipesd.core import LEAST_AHEAD, Mode
 from pipesd.policy.accept import accept_greedy
-from pipesd.protocol.vocabulary import digest
 from pipesd.protocol.messages import (
     Cancel,
     Close,
@@ -57,6 +56,7 @@ from pipesd.protocol.messages import (
     Resend,
     Verdict,
 )
+from pipesd.protocol.vocabulary import digest
 
 COUNTERS_EVERY = 8  # a free run tells its counters with every so many verdicts: they cost up to ten bytes
 

@@ -1,13 +1,14 @@
 """The edge's side of a session as a state machine: events in, actions out, no I/O, no clock.
 
-The edge holds the committed ids `K` (length k) and its draft `D` behind them, in epoch `e` of opening `o`. `sent` is the
-position up to which the draft has been sent, `nav` what was asked and not yet answered, as (end of the draft, known).
+The edge holds the committed ids `K` (length k) and its draft `D` behind them, in epoch `e` of opening `o`. `sent` is
+the position up to which the draft has been sent, `nav` what was asked and is not yet answered, as (end of the draft,
+known).
 
     state         event                    condition                  action
     idle, done    generate                                            cut K, append the prompt; o += 1, e = 0, D = [];
                                                                       OPEN -> opening
     opening       OPENED or VERDICT                                   -> run
-    opening       deadline                                            open again: o += 1, e = 0, D stays; OPEN
+    opening       deadline                                            open again: o += 1, e = 0, D and nav stay; OPEN
     opening, run  drafted                  may_draft                  D += [id]
     opening, run  send                     sent < k + len(D)          DRAFT(pos = sent, known = k)
     opening, run  ask                      nav none or its end grows  the same with NAV; nav = (k + len(D), k)
@@ -22,9 +23,11 @@ position up to which the draft has been sent, `nav` what was asked and not yet a
     opening       RESEND(0)                                           open again with base 0
     run           deadline                                            DRAFT(all of D, again, NAV if nav)
     opening, run  ERROR(unknown)                                      open again with base 0
-    opening, run  ERROR with a retry time                             Retry; then open again
+    opening, run  ERROR with a retry time                             Retry -> waiting
+    waiting       reopen                                              open again
     opening, run  any other ERROR                                     Fail
-    any           other opening                                       dropped
+    any           other opening; all while waiting                    dropped
+    opening, run  stop_drafting                                       D = []; open again in free run
     opening, run  cancel                                              CANCEL; D = [] -> done
 
 An edge that can only wait has a NAV outstanding, except with an empty draft behind a VERDICT that said `more`: `settle`
@@ -34,13 +37,13 @@ keeps this rule. In free run it acknowledges by an empty DRAFT when half the run
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
 from pipesd.core import LEAST_AHEAD, FinishReason, Mode
 from pipesd.errors import ProtocolError
-from pipesd.protocol.vocabulary import digest
+from pipesd.metrics import Tally
 from pipesd.protocol.messages import (
     Cancel,
     Close,
@@ -54,6 +57,7 @@ from pipesd.protocol.messages import (
     Resend,
     Verdict,
 )
+from pipesd.protocol.vocabulary import digest
 
 NOWHERE = 1 << 62  # behind every position
 RETRIED = frozenset({ErrorCode.FULL, ErrorCode.STARTING, ErrorCode.DRAINING})
@@ -62,6 +66,7 @@ RETRIED = frozenset({ErrorCode.FULL, ErrorCode.STARTING, ErrorCode.DRAINING})
 class State(Enum):
     IDLE = "idle"
     OPENING = "opening"
+    WAITING = "waiting"  # refused for now: what else comes of this opening is of no interest
     RUN = "run"
     DONE = "done"
 
@@ -127,40 +132,6 @@ class Request:
     major: int
 
 
-@dataclass
-class Tally:
-    """Counts of one generation; the cloud's are sums over openings of the last counters told."""
-
-    drafted: int = 0
-    navs: int = 0
-    rounds: int = 0
-    openings: int = 0
-    proactive: int = 0
-    promoted: int = 0
-    dropped: int = 0
-    passes: int = 0
-    verified: int = 0
-    stale: int = 0
-    busy_100us: int = 0
-    by_position: list[list[int]] = field(default_factory=list)  # [accepted, decided] by place in the draft
-
-    @property
-    def accepted(self) -> int:
-        """Own draft tokens that equalled the committed id when it was committed, whoever computed it."""
-        return sum(accepted for accepted, _ in self.by_position)
-
-    @property
-    def rejections(self) -> int:
-        """Drafts that ended at a first difference."""
-        return sum(decided - accepted for accepted, decided in self.by_position)
-
-    def count_position(self, place: int, accepted: bool) -> None:
-        while len(self.by_position) <= place:
-            self.by_position.append([0, 0])
-        self.by_position[place][0] += accepted
-        self.by_position[place][1] += 1
-
-
 class EdgeMachine:
     """One session as the edge sees it. Drive it with `generate`, `receive`, `drafted`, `send`, `ask`, `settle`,
     `deadline`, `reopen`, `cancel`; perform what they return, in order."""
@@ -185,7 +156,7 @@ class EdgeMachine:
         self._ahead = False
         self._told = 0  # the last `known` that was said
         self._hole = False  # a verdict beyond the committed length was seen and its repeat asked for
-        self._owes_nav = False  # a NAV was outstanding when the opening was lost
+        self._nav_said = False  # the NAV that is outstanding was given to this opening's link
         self._proactive_from = NOWHERE  # undecided proactive tokens are the draft's positions from here on
         self._round_start = 0  # where the draft began that is being verified
         self._base = 0  # how many committed ids the cloud can be asked to prove
@@ -195,6 +166,10 @@ class EdgeMachine:
 
     @property
     def running(self) -> bool:
+        return self.state in (State.OPENING, State.WAITING, State.RUN)
+
+    @property
+    def _talks(self) -> bool:
         return self.state in (State.OPENING, State.RUN)
 
     @property
@@ -229,14 +204,13 @@ class EdgeMachine:
         self._request = request
         self._limit = request.limit
         self._drafts, self._ahead = drafts, ahead
-        self._draft_ahead = min(self._draft_ahead_wanted, LEAST_AHEAD)
-        self._owes_nav = False
+        self._proactive_from = NOWHERE
         self._round_start = len(self.committed)
         return self._open(base)
 
     def receive(self, message: Message) -> list[Action]:
         """Take a message from the cloud; those of another session or opening are dropped."""
-        if message.session != self.session or message.opening != self.opening or not self.running:
+        if message.session != self.session or message.opening != self.opening or not self._talks:
             return []
         if isinstance(message, Verdict):
             return self._verdict(message)
@@ -259,11 +233,11 @@ class EdgeMachine:
 
     def send(self) -> list[Action]:
         """Send what of the draft was not sent yet."""
-        return [self._draft(self.sent, nav=False)] if self.running and self.sent < self.end else []
+        return [self._draft(self.sent, nav=False)] if self._talks and self.sent < self.end else []
 
     def ask(self) -> list[Action]:
         """Ask for verification of the whole draft (NAV); an empty one asks for one token."""
-        if not self.running or (self.nav is not None and self.end <= self.nav[0]):
+        if not self._talks or (self.nav is not None and self.end <= self.nav[0]):
             return []
         self.nav = (self.end, len(self.committed))
         self.tally.navs += 1
@@ -271,21 +245,23 @@ class EdgeMachine:
 
     def settle(self) -> list[Action]:
         """Never wait in silence: ask when nothing else can be done, acknowledge in free run."""
-        if not self.running:
+        if not self._talks:
             return []
-        if self._owes_nav:
-            self._owes_nav = False
-            return self.ask()
+        if self.nav is not None and not self._nav_said:
+            return [self._draft(self.sent, nav=True)]
         if self.state is State.RUN and self.nav is None and not self.may_draft and (self.draft or not self.more):
             return self.ask()
-        if 0 < self._run_ahead <= 2 * (len(self.committed) - self._told):
+        if self.more and self._run_ahead <= 2 * (len(self.committed) - self._told):
             return [self._draft(self.sent, nav=False)]
         return []
 
     def not_sent(self, message: Message) -> None:
-        """The link did not take `message`: what it carried of the draft is still to be sent."""
+        """The link did not take `message`: what it carried is still to be said. (A lost OPEN waits for its deadline.)"""
         if isinstance(message, Draft) and (message.opening, message.epoch) == (self.opening, self.epoch):
             self.sent = max(len(self.committed), min(self.sent, message.pos))
+            self._nav_said = self._nav_said and not message.nav
+            self._hole = self._hole and not message.again
+            self._told = 0
 
     def deadline(self) -> list[Action]:
         """Nothing was heard of this opening for too long."""
@@ -298,6 +274,15 @@ class EdgeMachine:
     def reopen(self) -> list[Action]:
         """Open again, with all committed ids; the draft stays."""
         return self._open(0) if self.running else []
+
+    def stop_drafting(self) -> list[Action]:
+        """The drafter cannot go on: drop the draft and open again in free run, so that the cloud decodes alone."""
+        if not self.running or not self._drafts:
+            return []
+        assert self._request is not None
+        self._drafts = False
+        self._request = replace(self._request, mode=Mode.FREE)
+        return self._shorten(0) + self._open(self._base)
 
     def cancel(self, reason: FinishReason = "cancelled") -> list[Action]:
         """End this generation from the edge: the user interrupts, or a stop text was seen."""
@@ -317,18 +302,20 @@ class EdgeMachine:
         assert self._request is not None
         request = self._request
         self._keep_counters()
-        self._owes_nav = self._owes_nav or self.nav is not None
+        self._draft_ahead = min(self._draft_ahead_wanted, LEAST_AHEAD)
+        actions = self._shorten(self._draft_ahead)
         self.state = State.OPENING
         self.opening += 1
         self.tally.openings += 1
         self.epoch = 0
-        self.nav = None
+        self._nav_said = False
         self.more = False
         self.sent = self._told = len(self.committed)
         self._hole = False
         self._base = 0
-        self._run_ahead = LEAST_AHEAD if request.mode is Mode.FREE else 0
+        self._run_ahead = LEAST_AHEAD
         return [
+            *actions,
             Send(
                 Open(
                     session=self.session,
@@ -345,15 +332,17 @@ class EdgeMachine:
                     vocabulary_hash=request.vocabulary_hash,
                     major=request.major,
                 )
-            )
+            ),
         ]
 
     def _repeat(self, start: int, *, again: bool) -> Send:
         return self._draft(start, nav=self.nav is not None, again=again)
 
     def _draft(self, start: int, *, nav: bool, again: bool = False) -> Send:
-        """A DRAFT of everything from position `start` on."""
+        """A DRAFT of everything from position `start` on; it carries a NAV that is still to be said."""
         known = len(self.committed)
+        nav = nav or (self.nav is not None and not self._nav_said)
+        self._nav_said = self._nav_said or nav
         ids = tuple(self.draft[start - known :])
         self.sent = self.end
         self._told = known
@@ -364,13 +353,9 @@ class EdgeMachine:
         assert self._request is not None
         self._limit = min(self._request.limit, message.limit)
         self._draft_ahead = min(self._draft_ahead_wanted, message.draft_ahead)
-        self._run_ahead = message.run_ahead if self._request.mode is Mode.FREE else 0
-        actions: list[Action] = []
-        last = max(self._limit - 1, len(self.committed))
-        if self.end > last:
-            actions.append(Rollback(last))
-            del self.draft[last - len(self.committed) :]
-            self.sent = min(self.sent, last)
+        self._run_ahead = message.run_ahead
+        room = max(self._limit - 1 - len(self.committed), 0)
+        actions = self._shorten(min(self._draft_ahead, room))
         if len(self.committed) >= self._limit:
             actions += self._finish("length")
         return actions
@@ -416,8 +401,7 @@ class EdgeMachine:
                     self.tally.promoted += 1
             else:
                 if self.draft:
-                    actions.append(Rollback(p))
-                    self._lose_branch()
+                    actions += self._lose_branch()
                 fresh.append(token)
             self.committed.append(token)
             accepted.append(equal)
@@ -430,7 +414,9 @@ class EdgeMachine:
                 break
         if self.nav is not None and len(self.committed) >= max(self.nav[0], self.nav[1] + 1):
             self.nav = None
-            self._decide_proactive(survived=True)
+            self.tally.promoted += self._undecided(len(self.committed))
+            self._proactive_from = NOWHERE
+        if self.nav is None:
             self._round_start = len(self.committed)
         if accepted:
             self.tally.rounds += 1
@@ -440,28 +426,33 @@ class EdgeMachine:
             actions.append(Committed(first, tuple(self.committed[first:]), tuple(accepted)))
         return actions + (self._finish(ended) if ended else [])
 
-    def _lose_branch(self) -> None:
-        self._decide_proactive(survived=False)
-        self.draft = []
-        self.epoch += 1
-        self.sent = len(self.committed)
-        self.nav = None
-        self._round_start = len(self.committed) + 1
-
-    def _decide_proactive(self, *, survived: bool) -> None:
-        """The fate of the tokens drafted while a NAV was outstanding: decided once, when it is answered or earlier."""
-        pending = max(0, self.end - max(self._proactive_from, len(self.committed)))
-        if survived:
-            self.tally.promoted += pending
-        else:
-            self.tally.dropped += pending
+    def _lose_branch(self) -> list[Action]:
+        actions = self._shorten(0)
         self._proactive_from = NOWHERE
+        self.epoch += 1
+        self.nav = None
+        return actions
+
+    def _shorten(self, length: int) -> list[Action]:
+        """Drop the draft beyond `length` tokens."""
+        if len(self.draft) <= length:
+            return []
+        pos = len(self.committed) + length
+        self.tally.dropped += self._undecided(pos)
+        del self.draft[length:]
+        self.sent = min(self.sent, pos)
+        if self.nav is not None:
+            self.nav = (min(self.nav[0], pos), self.nav[1])
+        return [Rollback(pos)]
+
+    def _undecided(self, pos: int) -> int:
+        """How many tokens from `pos` on were drafted while the NAV was outstanding. The fate of each is decided once:
+        when it is committed or lost, at the latest when the NAV is answered."""
+        return max(0, self.end - max(self._proactive_from, pos))
 
     def _finish(self, reason: FinishReason) -> list[Action]:
-        actions: list[Action] = [Rollback(len(self.committed))] if self.draft else []
-        self._decide_proactive(survived=False)
+        actions = self._shorten(0)
         self._keep_counters()
-        self.draft = []
         self.nav = None
         self.state = State.DONE
         return [*actions, Done(reason)]
@@ -475,7 +466,7 @@ class EdgeMachine:
         self._counted = Counters(0, 0, 0, 0)
 
     def _resend(self, message: Resend) -> list[Action]:
-        if self.state is State.OPENING:
+        if self.state is State.OPENING and message.pos == 0:
             return self.reopen()
         if message.epoch != self.epoch or message.pos > self.end:
             return []
@@ -486,5 +477,6 @@ class EdgeMachine:
         if code is ErrorCode.UNKNOWN:
             return self.reopen()
         if code in RETRIED:
+            self.state = State.WAITING
             return [Retry(message.retry_ms / 1000, code, message.text)]
-        return [Fail(code, message.text), *self._finish("error")]
+        return [*self._finish("error"), Fail(code, message.text)]

@@ -1,0 +1,214 @@
+"""What can be set: frozen, checked dataclasses. Each default, bound and help text is written once, here; command-line
+flags and configuration files are made from the fields."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from pipesd.core import LEAST_AHEAD
+from pipesd.errors import UsageError
+
+DEFAULT_ADDRESS = "tcp://127.0.0.1:7421"
+Config = TypeVar("Config")
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: Sequence[str] = (),
+    metavar: str | None = None,
+) -> Any:
+    """A field with its bounds (both included) and the help text of its flag."""
+    metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices), "metavar": metavar}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeConfig:
+    """One edge: its draft model, its cloud, how they share the work. Raises UsageError for a value out of bounds."""
+
+    draft: str = option("", "draft model, a GGUF file", metavar="FILE")
+    cloud: str = option(DEFAULT_ADDRESS, "address of the cloud", metavar="ADDRESS")
+    strategy: str = option("vanilla", "vanilla, cloud (target alone) or local (draft alone)", metavar="NAME")
+    draft_length: int = option(4, "draft tokens per verification (vanilla)", low=1, high=LEAST_AHEAD)
+    draft_ahead: int = option(32, "most tokens drafted ahead of a verdict", low=1, high=1024)
+    context: int = option(0, "context of the draft model; 0: its own, at most 8192", low=0, high=1 << 24)
+    threads: int = option(0, "threads of the draft model; 0: what this process may use, at most 8", low=0, high=512)
+    gpu_layers: int = option(0, "layers of the draft model to put on a GPU", low=0, high=10000)
+    connect_s: float = option(5.0, "give up if the cloud has not answered by then (s)", low=0.1, high=3600)
+    patience_s: float = option(30.0, "give up after hearing nothing for so long (s)", low=0.5, high=86400)
+    events: str = option("", "write every event of the run to this file, one JSON object a line", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig:
+    """One generation. Raises UsageError for a value out of bounds or an option that this version does not have."""
+
+    max_tokens: int = option(256, "most tokens to generate", low=1, high=1 << 24)
+    temperature: float = option(0.0, "0: the target's most probable token, always", low=0)
+    top_k: int = option(0, "keep the k most probable tokens; 0: all", low=0)
+    top_p: float = option(1.0, "keep the most probable tokens up to this mass", low=0, high=1)
+    min_p: float = option(0.0, "drop tokens below this share of the most probable one", low=0, high=1)
+    seed: int | None = option(None, "seed of the sampling; none: a fresh one, reported", low=0, high=(1 << 64) - 1)
+    stop: tuple[str, ...] = option((), "end before this text; may be given several times", metavar="TEXT")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.temperature > 0:
+            raise UsageError(
+                f"temperature {self.temperature:g}: sampling is not part of this version, only temperature 0 (greedy)"
+            )
+        if "" in self.stop:
+            raise UsageError("a stop text is empty: it would end every output before its first character")
+
+    def without_effect(self) -> list[str]:
+        """Names of the options that were set and change nothing at temperature 0."""
+        defaults = {f.name: f.default for f in fields(self)}
+        return [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) != defaults[name]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudConfig:
+    """One cloud: its model, where it listens, what it grants. Raises UsageError for a value out of bounds."""
+
+    model: str = option("", "target model, a GGUF file", metavar="PATH")
+    bind: str = option(DEFAULT_ADDRESS, "address to listen on; port 0 takes a free one", metavar="ADDRESS")
+    device: str = option("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
+    dtype: str = option(
+        "auto",
+        "precision; auto: float32 on the CPU, the file's own on CUDA",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    context: int = option(0, "longest sequence in tokens; 0: as the model says", low=0, high=1 << 24)
+    max_sessions: int = option(8, "sessions held at once, by each worker", low=1, high=4096)
+    workers: int = option(1, "worker processes, each with its own copy of the weights", low=1, high=64)
+    threads: int = option(1, "threads of each worker; with more than one the output may vary", low=1, high=512)
+    insecure: bool = option(
+        False, "listen beyond this machine although nothing is encrypted and nobody is asked for a key"
+    )
+    keys: str = option("", "folder of keys", metavar="DIR")
+    draft_ahead: int = option(32, "most tokens an edge may draft ahead of a verdict", low=LEAST_AHEAD, high=1024)
+    run_ahead: int = option(64, "most tokens decoded ahead of the edge's acknowledgement", low=LEAST_AHEAD, high=1024)
+    idle_s: float = option(600.0, "forget a session unheard of for so long (s)", low=1, high=1e7)
+    stall_s: float = option(60.0, "restart a worker that owes work and says nothing for so long (s)", low=1, high=1e6)
+    drain_s: float = option(5.0, "after SIGTERM let running generations go on for so long (s)", low=0, high=3600)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.keys:
+            raise UsageError("--keys: keys are not part of this version; leave it out and listen on this machine only")
+
+
+def check(config: Any) -> None:
+    """Types and bounds of every field of a config; raises UsageError that names the field."""
+    hints = get_type_hints(type(config))
+    for f in fields(config):
+        value: Any = getattr(config, f.name)
+        kind = hints[f.name]
+        name = f.name.replace("_", "-")
+        if value is None and type(None) in get_args(kind):
+            continue
+        wanted = _base_type(kind)
+        if wanted is tuple:
+            if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
+                raise UsageError(f"{name}: got {value!r}, wanted texts")
+            continue
+        if wanted is float and type(value) is int:
+            object.__setattr__(config, f.name, float(value))
+            value = float(value)
+        if type(value) is not wanted:
+            raise UsageError(f"{name}: got {value!r}, wanted {_NAMES[wanted]}")
+        low, high, choices = f.metadata["low"], f.metadata["high"], f.metadata["choices"]
+        if wanted in (int, float) and not (
+            math.isfinite(value) and (low is None or value >= low) and (high is None or value <= high)
+        ):
+            raise UsageError(f"{name}: got {value!r}, wanted {_range(low, high)}")
+        if choices and value not in choices:
+            raise UsageError(f"{name}: got {value!r}, wanted one of {', '.join(choices)}")
+
+
+def add_flags(parser: argparse.ArgumentParser, kind: type, *, leave_out: Sequence[str] = ()) -> None:
+    """A flag for every field of the config class `kind`; what is not given stays absent from the namespace."""
+    hints = get_type_hints(kind)
+    for f in fields(kind):
+        if f.name in leave_out:
+            continue
+        flag, wanted = "--" + f.name.replace("_", "-"), _base_type(hints[f.name])
+        text = f.metadata["help"]
+        if f.default not in ("", (), None, False):
+            text += f" (default {f.default})"
+        common: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
+        if wanted is bool:
+            parser.add_argument(flag, action="store_true", **common)
+        elif wanted is tuple:
+            parser.add_argument(flag, action="append", metavar=f.metadata["metavar"], **common)
+        else:
+            parser.add_argument(flag, type=wanted, metavar=f.metadata["metavar"] or _METAVARS[wanted], **common)
+
+
+def make_config(kind: type[Config], table: Mapping[str, Any], given: Mapping[str, Any]) -> Config:
+    """A config from a file's table and the flags given, which win. Unknown keys of the table are refused by name."""
+    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise UsageError(f"unknown key {key!r} in the configuration file: {hint}")
+        values[name] = tuple(value) if isinstance(value, list) else value
+    for name in known:
+        if name in given:
+            value = given[name]
+            values[name] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)
+
+
+def read_tables(path: str | None, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The tables `names` of a TOML file; other tables are refused by name. No path: all empty."""
+    if path is None:
+        return {name: {} for name in names}
+    file = Path(path).expanduser()
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"configuration file {file}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"configuration file {file}: not TOML: {error}") from error
+    for name, table in tables.items():
+        if name not in names:
+            raise UsageError(f"unknown table or key {name!r} in {file}: known are [{'], ['.join(names)}]")
+        if not isinstance(table, dict):
+            raise UsageError(f"{name!r} in {file} must be a table: write [{name}]")
+    return {name: tables.get(name, {}) for name in names}
+
+
+_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+_METAVARS = {int: "N", float: "X", str: "TEXT"}
+
+
+def _base_type(kind: Any) -> type:
+    """The type behind `T`, `T | None` and `tuple[T, ...]`."""
+    if kind in _NAMES:
+        return kind  # type: ignore[no-any-return]
+    inner = [item for item in get_args(kind) if item in _NAMES]
+    return tuple if getattr(kind, "__origin__", None) is tuple else inner[0]
+
+
+def _range(low: float | None, high: float | None) -> str:
+    if low is None and high is None:
+        return "a finite number"
+    return f"at least {low}" if high is None else f"{low} to {high}"

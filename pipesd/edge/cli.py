@@ -1,0 +1,90 @@
+"""The program `pipesd-edge`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipesd.config import EdgeConfig, GenerateConfig, add_flags, make_config, read_tables
+from pipesd.errors import UsageError
+from pipesd.program import Parser, add_common, make_parser, not_yet, run
+
+TABLES = ("edge", "generate")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run(_parser(), argv)
+
+
+def _parser() -> Parser:
+    parser = make_parser("pipesd-edge", "Draft at the edge, verify in the cloud: exactly the target model's text.")
+    commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
+    generate = commands.add_parser("generate", help="generate behind a prompt")
+    source = generate.add_mutually_exclusive_group()
+    source.add_argument("--prompt", metavar="TEXT", help="the prompt")
+    source.add_argument(
+        "--file",
+        metavar="FILE",
+        help="read the prompt from a file; without either from stdin. One newline at its end is dropped",
+    )
+    generate.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
+    generate.add_argument("--json", action="store_true", help="print one JSON object with text, ids and statistics")
+    generate.set_defaults(body=_generate)
+    chat = commands.add_parser("chat", help="talk with the target model, a line a turn")
+    chat.set_defaults(body=_chat)
+    for command in (generate, chat):
+        command.add_argument("--system", metavar="TEXT", help="system message of the chat")
+        command.add_argument("--quiet", action="store_true", help="no notes and statistics on stderr")
+        add_flags(command, EdgeConfig)
+        add_flags(command, GenerateConfig)
+        add_common(command)
+    not_yet(commands, "link", "measure the link to the cloud")
+    not_yet(commands, "plan", "plan token batches")
+    not_yet(commands, "tune", "tune the thresholds")
+    not_yet(commands, "serve", "serve an HTTP interface on this machine")
+    not_yet(commands, "doctor", "check models, cloud and link")
+    return parser
+
+
+def _configs(args: argparse.Namespace) -> tuple[EdgeConfig, GenerateConfig]:
+    tables = read_tables(args.config, TABLES)
+    given = vars(args)
+    return make_config(EdgeConfig, tables["edge"], given), make_config(GenerateConfig, tables["generate"], given)
+
+
+def _generate(args: argparse.Namespace) -> int:
+    edge, options = _configs(args)
+    if args.system is not None and not args.chat:
+        raise UsageError("--system goes with --chat")
+    prompt = _prompt(args)
+    from pipesd.edge.output import generate_once
+
+    return generate_once(edge, options, prompt, chat=args.chat, system=args.system, as_json=args.json)
+
+
+def _chat(args: argparse.Namespace) -> int:
+    edge, options = _configs(args)
+    from pipesd.edge.output import chat_loop
+
+    return chat_loop(edge, options, system=args.system)
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    """The prompt as given, or from a file or stdin without one newline at its end."""
+    if args.prompt is not None:
+        return str(args.prompt)
+    name = args.file or "stdin"
+    try:
+        if args.file is not None:
+            data = Path(args.file).expanduser().read_bytes()
+        elif sys.stdin is None or sys.stdin.isatty():
+            raise UsageError("no prompt: give --prompt TEXT or --file FILE, or pipe it in")
+        else:
+            data = sys.stdin.buffer.read()
+        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except OSError as error:
+        raise UsageError(f"prompt file {name}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the prompt from {name} is not UTF-8 (byte {error.start}): convert it first") from error

@@ -1,0 +1,154 @@
+"""The edge's line to a cloud: messages in and out, counted; the greeting; the comparison of vocabularies."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from pipesd.clock import Clock
+from pipesd.core import Vocabulary
+from pipesd.errors import ProtocolError, Refused, Unreachable, VocabularyMismatch
+from pipesd.protocol.messages import (
+    FEATURES,
+    MAJOR,
+    MINOR,
+    Error,
+    ErrorCode,
+    Hello,
+    Message,
+    Open,
+    Probe,
+    Probed,
+    Welcome,
+)
+from pipesd.protocol.vocabulary import (
+    block_hashes,
+    block_pieces,
+    difference_text,
+    first_difference,
+    first_differing_block,
+    vocabulary_hash,
+)
+from pipesd.protocol.wire import decode, encode
+from pipesd.transport import Context, edge_socket
+
+HELLO_AGAIN_S = 0.5
+APART = (Hello, Open)  # not counted in a generation's bytes
+
+
+class Connection:
+    """One DEALER to one cloud. It belongs to one thread at a time: see `adopt`."""
+
+    def __init__(self, context: Context, address: str, clock: Clock) -> None:
+        self._socket = edge_socket(context, address)
+        self._clock = clock
+        self._probes = count(1)
+        self._probed_s: dict[int, float] = {}
+        self.address = self._socket.address
+        self.rtt_s = 0.0  # of the last probe that was answered
+        self.bytes_up = 0
+        self.bytes_down = 0
+
+    def adopt(self) -> None:
+        """Make the calling thread the owner."""
+        self._socket.adopt()
+
+    def wake(self) -> None:
+        """End the owner's wait; any thread may call it."""
+        self._socket.wake()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send(self, message: Message) -> bool:
+        """Give a message to the link; False: the cloud is away, nothing was sent."""
+        payload = encode(message)
+        if not self._socket.send(payload):
+            return False
+        if not isinstance(message, APART):
+            self.bytes_up += len(payload)
+        return True
+
+    def receive(self, wait_s: float) -> Message | None:
+        """The next message, or None if none came within `wait_s` or `wake` was called."""
+        payload = self._socket.receive(wait_s)
+        if payload is None:
+            return None
+        self.bytes_down += len(payload)
+        message = decode(payload)
+        if isinstance(message, Probed) and message.token in self._probed_s:
+            self.rtt_s = self._clock.now() - self._probed_s.pop(message.token)
+            self._probed_s.clear()
+        return message
+
+    def probe(self, session: int) -> bool:
+        """Ask whether the front, and the session's worker, live; the answer also tells the round trip."""
+        token = next(self._probes)
+        self._probed_s[token] = self._clock.now()
+        return self.send(Probe(session, 0, token))
+
+    def explain(self) -> str:
+        """One line on why there is no answer."""
+        return self._socket.explain()
+
+    def greet(self, session: int, model: str, vocabulary: Vocabulary, connect_s: float, patience_s: float) -> Welcome:
+        """Exchange HELLO and WELCOME, and measure the round trip; `model` is the name of the draft model.
+
+        Raises Unreachable if no cloud answers within `connect_s` (`patience_s` if it answers that its worker is
+        starting), Refused for another version, VocabularyMismatch if the ids mean different texts.
+        """
+        own_hash = vocabulary_hash(vocabulary)
+        hello = Hello(session, 0, MAJOR, MINOR, FEATURES, vocabulary.real_size, own_hash)
+        welcome = self._ask(hello, connect_s, patience_s)
+        if welcome.vocabulary_hash != own_hash:
+            raise self._mismatch(hello, welcome, model, vocabulary, connect_s, patience_s)
+        self.probe(session)
+        deadline_s = self._clock.now() + connect_s
+        while not self.rtt_s and self._clock.now() < deadline_s:
+            self.receive(deadline_s - self._clock.now())
+        return welcome
+
+    def _ask(self, hello: Hello, connect_s: float, patience_s: float) -> Welcome:
+        started_s = self._clock.now()
+        again_s = give_up_s = 0.0
+        starting = ""
+        while True:
+            now_s = self._clock.now()
+            give_up_s = started_s + (patience_s if starting else connect_s)
+            if now_s >= give_up_s:
+                raise Unreachable(starting or f"{self.explain()} (waited {connect_s:g} s)")
+            if now_s >= again_s:
+                again_s = now_s + (HELLO_AGAIN_S if self.send(hello) else 0.02)
+            message = self.receive(min(again_s, give_up_s) - now_s)
+            if isinstance(message, Welcome) and (message.pieces is None) == (hello.block is None):
+                return message
+            if isinstance(message, Error):
+                if message.code in (ErrorCode.STARTING, ErrorCode.DRAINING):
+                    starting = f"the cloud at {self.address} does not serve yet: {message.text}"
+                else:
+                    raise refusal(message.code, message.text)
+
+    def _mismatch(
+        self, hello: Hello, welcome: Welcome, model: str, vocabulary: Vocabulary, connect_s: float, patience_s: float
+    ) -> VocabularyMismatch:
+        """Name the first id whose text differs, after asking for the block that holds it."""
+        text = (
+            f"draft model {model} ({vocabulary.real_size} ids) does not fit the cloud's {welcome.model} "
+            f"({welcome.vocabulary_size} ids)"
+        )
+        block = first_differing_block(block_hashes(vocabulary), welcome.block_hashes or b"")
+        if block is not None:
+            answer = self._ask(hello._replace(block=block), connect_s, patience_s)
+            found = first_difference(block_pieces(vocabulary, block), answer.pieces or (), block)
+            if found is None:
+                raise ProtocolError(f"the cloud says that block {block} of its vocabulary differs, but it does not")
+            text += f": {difference_text(*found)}"
+        return VocabularyMismatch(f"{text}; take a draft model of the target's own family", ErrorCode.VOCABULARY)
+
+
+def refusal(code: int, text: str) -> Refused | Unreachable | ProtocolError:
+    """The error that an ERROR of the cloud stands for."""
+    if code == ErrorCode.MALFORMED:
+        return ProtocolError(f"the cloud refuses what this edge sent: {text}")
+    if code in (ErrorCode.INTERNAL, ErrorCode.STARTING, ErrorCode.DRAINING, ErrorCode.UNKNOWN):
+        return Unreachable(f"the cloud gave up: {text}")
+    return Refused(f"the cloud refuses: {text}", code)

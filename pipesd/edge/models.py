@@ -1,0 +1,62 @@
+"""What a session needs of its draft model, and how it is loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from pipesd.config import EdgeConfig
+from pipesd.edge.chat import ChatTokeniser
+from pipesd.errors import UsageError
+
+log = logging.getLogger("pipesd.edge")
+
+
+class Tokeniser(ChatTokeniser, Protocol):
+    """Text and ids of the draft model's file; its ids mean the same to the target."""
+
+    add_space_prefix: bool  # a space is glued to a text's first word
+
+    def repeats_bos(self, text: str) -> bool:
+        """Whether the text begins with the start token that is added anyway."""
+
+    def close(self) -> None: ...
+
+
+class Drafter(Protocol):
+    """A draft model and the ids it knows: the committed ones and the live draft behind them."""
+
+    @property
+    def room(self) -> int:
+        """How many tokens may still be drafted."""
+
+    def __len__(self) -> int: ...
+
+    def rollback(self, pos: int) -> None:
+        """Forget every position from `pos` on."""
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Append committed ids."""
+
+    def prefill(self, most: int) -> int:
+        """Decode at most `most` appended ids; returns how many remain."""
+
+    def draft(self) -> tuple[int, float]:
+        """Draw, append and return the next token and its probability."""
+
+    def close(self) -> None: ...
+
+
+def load_models(config: EdgeConfig, *, drafter: bool) -> tuple[Drafter | None, Tokeniser]:
+    """The draft model of `config` and its tokeniser; only the latter (a tenth of a second) without `drafter`."""
+    from pipesd.edge.drafter import Drafter as LlamaDrafter
+    from pipesd.edge.tokeniser import Tokeniser as LlamaTokeniser
+
+    if not config.draft:
+        raise UsageError("no draft model: give --draft FILE.gguf (every strategy needs at least its vocabulary)")
+    if not drafter:
+        return None, LlamaTokeniser.open(config.draft)
+    loaded = LlamaDrafter(config.draft, context=config.context, threads=config.threads, gpu_layers=config.gpu_layers)
+    log.info("draft model %s: %d threads, context %d", loaded.name, loaded.threads, loaded.context)
+    return loaded, loaded.tokeniser

@@ -1,0 +1,78 @@
+"""How long the edge waits: when to ask again, and when to give up. Pure: times are arguments, in seconds."""
+
+from __future__ import annotations
+
+from pipesd.errors import PipeSDError, Unreachable
+
+LEAST_DEADLINE_S = 0.5  # below, ordinary recovery of a lost packet would be taken for a loss of ours
+MOST_DEADLINE_S = 15.0
+RTTS = 5  # one lost small packet costs several round trips before TCP sends it again
+GIVE_UP_FACTOR = 10  # with a cloud that answers probes but never this session
+
+
+class Patience:
+    """Deadlines of one generation. `start`, then `heard` at each message; `due` says that it is time to ask again.
+
+    A deadline is at least 5 round trips and the longest pass announced; it doubles while nothing of this opening comes
+    and goes back at any message of it. Silence of `patience_s`, or ten times that without a word of this opening though
+    the cloud answers probes, ends the generation.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self.patience_s = patience_s
+        self._base_s = self._step_s = LEAST_DEADLINE_S
+        self._next_s = self._any_s = self._own_s = 0.0
+        self._retry_since_s: float | None = None
+        self._retry: tuple[float, PipeSDError] | None = None
+
+    def start(self, now_s: float, rtt_s: float, pass_s: float = 0.0) -> None:
+        """Begin a generation, or learn a longer pass."""
+        self._base_s = min(MOST_DEADLINE_S, max(RTTS * rtt_s, 2 * pass_s, LEAST_DEADLINE_S))
+        self._any_s = self._own_s = now_s
+        self._step_s = self._base_s
+        self._next_s = now_s + self._step_s
+
+    def heard(self, now_s: float, *, own: bool) -> None:
+        """Something came from the cloud; `own`: a message of this opening."""
+        self._any_s = now_s
+        if own:
+            self._own_s = now_s
+            self._retry = self._retry_since_s = None
+            self._step_s = self._base_s
+            self._next_s = now_s + self._step_s
+
+    def retry(self, now_s: float, after_s: float, why: PipeSDError) -> None:
+        """The cloud cannot serve just now and named a time to come again."""
+        self._any_s = self._own_s = now_s
+        if self._retry_since_s is None:
+            self._retry_since_s = now_s
+        self._retry = (now_s + max(after_s, 0.05), why)
+
+    def wait_s(self, now_s: float) -> float:
+        """Time until something is due."""
+        return max(0.0, (self._retry[0] if self._retry else self._next_s) - now_s)
+
+    def retry_due(self, now_s: float) -> bool:
+        """Whether it is time to come again; raises what the cloud said once that has gone on for `patience_s`."""
+        if self._retry is None or now_s < self._retry[0]:
+            return False
+        if self._retry_since_s is not None and now_s - self._retry_since_s > self.patience_s:
+            raise self._retry[1]
+        self._retry = None
+        self._next_s = now_s + self._step_s
+        return True
+
+    def due(self, now_s: float) -> bool:
+        """Whether it is time to ask again (each time doubles the deadline); raises Unreachable when it is time to give
+        up."""
+        if self._retry is not None or now_s < self._next_s:
+            return False
+        if now_s - self._any_s > self.patience_s:
+            raise Unreachable(f"nothing heard from the cloud for {self.patience_s:g} s")
+        if now_s - self._own_s > GIVE_UP_FACTOR * self.patience_s:
+            raise Unreachable(
+                f"the cloud answers probes but not this generation, for {GIVE_UP_FACTOR * self.patience_s:g} s"
+            )
+        self._step_s = min(2 * self._step_s, MOST_DEADLINE_S)
+        self._next_s = now_s + self._step_s
+        return True

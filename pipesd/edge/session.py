@@ -1,0 +1,455 @@
+"""One edge: a draft model, a line to a cloud, generations one after the other. The loop is `_with_cloud`.
+
+The edge drafts a token, sends without blocking, listens. The state machine decides what a message means and what is to
+be said, the strategy when to ask for verification. One thread does it all: ZeroMQ sends in the background by itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import secrets
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import zmq
+
+from pipesd.clock import Clock, SystemClock
+from pipesd.config import EdgeConfig, GenerateConfig, make_config
+from pipesd.core import FinishReason, Origin, Piece
+from pipesd.edge.connection import Connection, refusal
+from pipesd.edge.models import Drafter, Tokeniser, load_models
+from pipesd.edge.patience import Patience
+from pipesd.edge.text import TextStream
+from pipesd.errors import UsageError
+from pipesd.metrics import EventLog, Meter, Tally, summary
+from pipesd.policy.strategy import make_strategy
+from pipesd.protocol import edge_machine as em
+from pipesd.protocol.messages import MAJOR, Draft, Error, Message, Opened, Probed, ProbeStatus, Verdict, Welcome
+from pipesd.protocol.vocabulary import new_session
+
+PREFILL_PIECE = 128  # ids that the draft model decodes between two looks at the link
+CLOSE_S = 5.0  # how long `close` waits for a generation in another thread to end
+log = logging.getLogger("pipesd.edge")
+
+
+class _Run:
+    """What belongs to one generation."""
+
+    def __init__(self, tokeniser: Tokeniser, config: GenerateConfig, now_s: float, *, answer: bool) -> None:
+        self.config = config
+        self.stream = TextStream(
+            tokeniser.vocabulary,
+            config.stop,
+            hidden=tokeniser.hidden_ids,
+            strip_space=answer and tokeniser.add_space_prefix,
+        )
+        self.meter = Meter(now_s)
+        self.tally = Tally()
+        self.ids: list[int] = []
+        self.pieces: deque[Piece] = deque()
+        self.reason: FinishReason | None = None
+        self.cloud_opened = False
+        self.prefilled = False
+
+    def commit(self, ids: Sequence[int], origins: Sequence[Origin], now_s: float) -> None:
+        """Take committed ids: one piece for each stretch of one origin."""
+        self.meter.token(now_s, len(ids))
+        start = 0
+        for end in range(1, len(ids) + 1):
+            if end == len(ids) or origins[end] != origins[start]:
+                stretch = tuple(ids[start:end])
+                self.ids.extend(stretch)
+                self.pieces.append(Piece(self.stream.push(stretch), stretch, origins[start]))
+                start = end
+
+    def opened(self, now_s: float, *, drafts: bool) -> None:
+        """The output's time begins when both sides have prefilled."""
+        if self.meter.opened_s is None and self.cloud_opened and (self.prefilled or not drafts):
+            self.meter.opened_s = now_s
+
+
+class EdgeSession:
+    """A session with a cloud, as a context manager: `generate` yields the output; `stats`, `text`, `token_ids`,
+    `finish_reason` and `seed` describe the last generation afterwards.
+
+    Models and connection are made on entering (or by the first `generate`). One generation at a time; `cancel` may be
+    called from any thread. `drafter` and `tokeniser` stand in for those of `config.draft` and are not closed.
+    """
+
+    def __init__(
+        self,
+        config: EdgeConfig,
+        *,
+        drafter: Drafter | None = None,
+        tokeniser: Tokeniser | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.config = config
+        self.strategy = make_strategy(config.strategy, config.draft_length)
+        self.stats: dict[str, Any] = {}
+        self.token_ids: tuple[int, ...] = ()
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self.seed: int | None = None
+        self._clock = clock or SystemClock()
+        self._drafter, self._tokeniser = drafter, tokeniser
+        self._owned: list[Drafter | Tokeniser] = []
+        self._machine = em.EdgeMachine(new_session(), config.draft_ahead)
+        self._patience = Patience(config.patience_s)
+        self._events = EventLog(config.events, self._clock)
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._connection: Connection | None = None
+        self._welcome: Welcome | None = None
+        self._opened = self._closed = False
+        self._cancelled = threading.Event()
+        self._busy = threading.Lock()
+        self._active: Callable[[], Generator[Piece, None, None] | None] = lambda: None  # the last iterator given out
+        self._pid = os.getpid()
+
+    # -- opening and closing ------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Load the models, connect, compare vocabularies. Raises what any of these has to say; harmless twice."""
+        self._check_usable()
+        if self._opened:
+            return
+        config = self.config
+        if self.strategy.uses_cloud:
+            self._context = zmq.Context()
+            self._connection = Connection(self._context, config.cloud, self._clock)  # connects while the models load
+        needs_drafter = self.strategy.drafts or not self.strategy.uses_cloud
+        if self._tokeniser is None or (needs_drafter and self._drafter is None):
+            self._drafter, self._tokeniser = load_models(config, drafter=needs_drafter)
+            self._owned = [part for part in (self._drafter, self._tokeniser) if part is not None]
+        if self._connection is not None:
+            name, vocabulary = self._tokeniser.name, self._tokeniser.vocabulary
+            session = self._machine.session
+            self._welcome = self._connection.greet(session, name, vocabulary, config.connect_s, config.patience_s)
+        self._opened = True
+
+    def close(self) -> None:
+        """End what is running, tell the cloud, free the models. May be called twice, and from any thread."""
+        if self._closed or self._pid != os.getpid():
+            return
+        self.cancel()
+        pieces = self._active()
+        if pieces is not None and inspect.getgeneratorstate(pieces) == inspect.GEN_SUSPENDED:
+            pieces.close()
+        if not self._busy.acquire(timeout=CLOSE_S):
+            raise UsageError("a generation of this session still runs in another thread: end it before the session")
+        try:
+            self._closed = True
+            if self._connection is not None:
+                self._connection.adopt()
+                self._perform(None, self._machine.close())
+                self._connection.close()
+            if self._context is not None:
+                self._context.term()
+            for part in self._owned:
+                part.close()
+            self._events.close()
+        finally:
+            self._busy.release()
+
+    def cancel(self) -> None:
+        """End the running generation; from any thread or signal handler. Without one nothing happens."""
+        self._cancelled.set()
+        if self._connection is not None:
+            self._connection.wake()
+
+    def __enter__(self) -> Self:
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def tokeniser(self) -> Tokeniser:
+        """The draft model's tokeniser, once the session is open."""
+        assert self._tokeniser is not None, "the session is not open"
+        return self._tokeniser
+
+    @property
+    def committed(self) -> tuple[int, ...]:
+        """The ids of the last generation with a cloud: its prompt and what was committed behind it."""
+        return tuple(self._machine.committed)
+
+    # -- generating ---------------------------------------------------------------------------------------------------
+
+    def generate(self, prompt: str | Sequence[int], *, answer: bool = False, **options: Any) -> Iterator[Piece]:
+        """Generate behind `prompt`, a text or ids; yields pieces as they are committed.
+
+        `options` are the fields of `GenerateConfig` (max_tokens, temperature, seed, stop, …); `answer`: the output is a
+        text of its own, not the prompt's continuation. What the prompt shares
+        with the ids of the last generation is not computed again on either side. Raises UsageError for wrong options
+        at once, everything else while iterating; what was yielded before stays valid.
+        """
+        pieces = self._generate(prompt, make_config(GenerateConfig, options, {}), answer)
+        self._active = weakref.ref(pieces)
+        return pieces
+
+    def _generate(
+        self, prompt: str | Sequence[int], config: GenerateConfig, answer: bool
+    ) -> Generator[Piece, None, None]:
+        if not self._busy.acquire(blocking=False):
+            raise UsageError("this session is generating already: wait for it, cancel it, or make a second session")
+        try:
+            self._cancelled.clear()
+            self.stats, self.token_ids, self.text, self.finish_reason = {}, (), "", None
+            self.seed = secrets.randbits(64) if config.seed is None else config.seed
+            self.open()
+            assert self._tokeniser is not None
+            ids = self._prompt_ids(prompt)
+            run = _Run(self._tokeniser, config, self._clock.now(), answer=answer)
+            try:
+                yield from self._with_cloud(run, ids) if self._connection is not None else self._alone(run, ids)
+                tail = run.stream.finish()
+                if tail:
+                    yield self._shown(Piece(tail, (), "target" if self._connection is not None else "unverified"))
+            finally:
+                self._end(run)
+        finally:
+            self._busy.release()
+
+    def _with_cloud(self, run: _Run, ids: list[int]) -> Iterator[Piece]:
+        machine, connection, patience = self._machine, self._connection, self._patience
+        assert connection is not None
+        connection.adopt()
+        sent_before, heard_before = connection.bytes_up, connection.bytes_down
+        try:
+            patience.start(self._clock.now(), connection.rtt_s)
+            self._perform(run, self._begin(run, ids))
+            while machine.running:
+                if self._cancelled.is_set():
+                    self._perform(run, machine.cancel())
+                    break
+                self._listen(run, 0.0 if machine.may_draft else patience.wait_s(self._clock.now()))
+                self._ask_again(run)
+                if machine.may_draft:
+                    self._draft(run)
+                self._perform(run, machine.settle())
+                yield from self._ready(run)
+            yield from self._ready(run)
+        finally:
+            self._perform(run, machine.cancel())  # only if the iterator was left, or an error ends it
+            run.tally, run.meter.rtt_s = machine.tally, connection.rtt_s
+            run.meter.bytes_up = connection.bytes_up - sent_before
+            run.meter.bytes_down = connection.bytes_down - heard_before
+
+    def _begin(self, run: _Run, ids: list[int]) -> list[em.Action]:
+        """Keep what the prompt shares with the last generation, and open."""
+        machine, strategy, welcome = self._machine, self.strategy, self._welcome
+        assert welcome is not None and self._tokeniser is not None
+        keep = _common_prefix(machine.committed, ids)
+        request = em.Request(
+            limit=len(ids) + run.config.max_tokens,
+            stop_ids=self._tokeniser.end_ids,
+            mode=strategy.mode,
+            seed=self.seed or 0,
+            model_fingerprint=welcome.model_fingerprint,
+            vocabulary_hash=welcome.vocabulary_hash,
+            major=MAJOR,
+        )
+        if strategy.trigger is not None:
+            assert self._drafter is not None
+            strategy.trigger.reset()
+            self._drafter.rollback(min(keep, len(self._drafter)))
+            self._drafter.extend(ids[len(self._drafter) :])
+        self._events.record(
+            "start",
+            session=f"{machine.session:016x}",
+            strategy=strategy.name,
+            draft_length=self.config.draft_length,
+            prompt_tokens=len(ids),
+            limit=request.limit,
+            stop_ids=sorted(request.stop_ids),
+        )
+        return machine.generate(keep, ids[keep:], request, drafts=strategy.drafts)
+
+    def _listen(self, run: _Run, wait_s: float) -> None:
+        """Take every message that is there; wait for the first."""
+        assert self._connection is not None
+        waited_from_s = self._clock.now()
+        message = self._connection.receive(wait_s)
+        if wait_s > 0:
+            run.meter.wait_s += self._clock.now() - waited_from_s
+        while message is not None:
+            self._take(run, message)
+            message = self._connection.receive(0.0) if self._machine.running else None
+
+    def _take(self, run: _Run, message: Message) -> None:
+        machine, now_s = self._machine, self._clock.now()
+        own = message.session == machine.session and message.opening == machine.opening
+        self._patience.heard(now_s, own=own and not isinstance(message, Error))
+        self._events.record("received", kind=type(message).__name__, **_shown_fields(message))
+        if isinstance(message, Probed) and message.status is ProbeStatus.UNKNOWN_SESSION:
+            self._perform(run, machine.reopen())
+        if own and isinstance(message, Opened | Verdict):
+            run.cloud_opened = True
+            run.opened(now_s, drafts=self.strategy.drafts)
+        if own and isinstance(message, Opened):
+            assert self._connection is not None
+            self._patience.start(now_s, self._connection.rtt_s, message.pass_ms / 1000)
+        if not isinstance(message, Probed):
+            self._perform(run, machine.receive(message))
+
+    def _ask_again(self, run: _Run) -> None:
+        """What is due: a try that the cloud put off, or a deadline."""
+        assert self._connection is not None
+        now_s = self._clock.now()
+        if self._patience.retry_due(now_s):
+            self._perform(run, self._machine.reopen())
+        elif self._patience.due(now_s):
+            self._events.record("deadline")
+            self._connection.probe(self._machine.session)
+            self._perform(run, self._machine.deadline())
+
+    def _draft(self, run: _Run) -> None:
+        """One piece of the prompt, or one draft token, and what the trigger makes of it."""
+        machine, drafter, trigger = self._machine, self._drafter, self.strategy.trigger
+        assert drafter is not None and trigger is not None
+        if drafter.room <= 0:
+            log.warning("the draft model's context is full: going on without drafts")
+            run.prefilled = True
+            run.opened(self._clock.now(), drafts=True)
+            self._perform(run, machine.stop_drafting())
+            return
+        if not run.prefilled:
+            run.prefilled = drafter.prefill(PREFILL_PIECE) == 0
+            run.opened(self._clock.now(), drafts=True)
+            return
+        started_s = self._clock.now()
+        token, p_draft = drafter.draft()
+        run.meter.draft_s += self._clock.now() - started_s
+        self._events.record("drafted", pos=machine.end, id=token, p_draft=round(p_draft, 6))
+        machine.drafted(token)
+        rule = trigger.observe(p_draft)
+        if rule is not None:
+            self._events.record("trigger", rule=rule, end=machine.end)
+            self._perform(run, machine.ask())
+
+    def _perform(self, run: _Run | None, actions: Sequence[em.Action]) -> None:
+        """Do what the machine says, in order."""
+        for action in actions:
+            match action:
+                case em.Send(message):
+                    self._send(message)
+                case em.Rollback(pos):
+                    if self._drafter is not None:
+                        self._drafter.rollback(min(pos, len(self._drafter)))
+                    self._events.record("rollback", pos=pos)
+                case em.Extend(ids):
+                    if self._drafter is not None and self.strategy.drafts:
+                        self._drafter.extend(ids)
+                case em.Committed(pos, ids, accepted):
+                    assert run is not None
+                    self._events.record("committed", pos=pos, ids=ids, accepted=accepted)
+                    run.commit(ids, ["accepted" if own else "target" for own in accepted], self._clock.now())
+                    if run.stream.stopped:
+                        self._perform(run, self._machine.cancel("stop"))
+                    if self.strategy.trigger is not None and not self._machine.draft:
+                        self.strategy.trigger.reset()
+                case em.Retry(after_s, code, text):
+                    self._patience.retry(self._clock.now(), after_s, refusal(code, text))
+                    self._events.record("retry", code=code.name, after_s=after_s)
+                case em.Fail(code, text):
+                    raise refusal(code, text)
+                case em.Done(reason):
+                    if run is not None:
+                        run.reason = "stop" if run.stream.stopped else reason
+
+    def _send(self, message: Message) -> None:
+        assert self._connection is not None
+        sent = self._connection.send(message)
+        self._events.record("sent", kind=type(message).__name__, ok=sent, **_shown_fields(message))
+        if not sent:
+            self._machine.not_sent(message)
+
+    def _alone(self, run: _Run, ids: list[int]) -> Iterator[Piece]:
+        """The draft model alone; nothing is verified."""
+        drafter, tokeniser = self._drafter, self._tokeniser
+        assert drafter is not None and tokeniser is not None
+        drafter.rollback(0)
+        drafter.extend(ids)
+        if drafter.room <= 0:
+            raise UsageError(f"the prompt has {len(ids)} ids, more than the draft model's context: shorten the prompt")
+        while drafter.prefill(PREFILL_PIECE) and not self._cancelled.is_set():
+            pass
+        run.cloud_opened = run.prefilled = True
+        run.opened(self._clock.now(), drafts=True)
+        while run.reason is None:
+            if self._cancelled.is_set():
+                run.reason = "cancelled"
+                break
+            started_s = self._clock.now()
+            token, _ = drafter.draft()
+            run.meter.draft_s += self._clock.now() - started_s
+            run.tally.drafted += 1
+            run.commit([token], ["unverified"], self._clock.now())
+            if run.stream.stopped or token in tokeniser.end_ids:
+                run.reason = "stop"
+            elif len(run.ids) >= run.config.max_tokens or drafter.room <= 0:
+                run.reason = "length"
+            yield from self._ready(run)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _ready(self, run: _Run) -> Iterator[Piece]:
+        while run.pieces:
+            yield self._shown(run.pieces.popleft())
+
+    def _shown(self, piece: Piece) -> Piece:
+        self.text += piece.text
+        return piece
+
+    def _end(self, run: _Run) -> None:
+        self.token_ids = tuple(run.ids[: run.stream.kept_ids])
+        self.finish_reason = run.reason or "error"
+        self.stats = summary(run.tally, run.meter)
+        self._events.record("end", finish_reason=self.finish_reason, stats=self.stats)
+
+    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        assert self._tokeniser is not None
+        if isinstance(prompt, str):
+            if self._tokeniser.repeats_bos(prompt):
+                log.warning("the prompt begins with the start token, which is added anyway: it is taken once")
+            ids = self._tokeniser.encode(prompt, special=True)
+        else:
+            ids = [int(token) for token in prompt]
+        width = self._tokeniser.vocabulary.size
+        for token in ids:
+            if not 0 <= token < width:
+                raise UsageError(f"id {token} in the prompt is outside the vocabulary of {width} ids")
+        if not ids:
+            raise UsageError("the prompt is empty, and the model has no start token: give at least one character")
+        return ids
+
+    def _check_usable(self) -> None:
+        if self._pid != os.getpid():
+            raise UsageError("this session was made before the process forked: make a new one in the child")
+        if self._closed:
+            raise UsageError("this session is closed: make a new one")
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _shown_fields(message: Message) -> dict[str, Any]:
+    """The fields of a message that an event log shows: no prompt, no bytes."""
+    if isinstance(message, Draft | Verdict):
+        return {name: value for name, value in message._asdict().items() if name not in ("session", "p_draft")}
+    return {"opening": message.opening}

@@ -1,0 +1,143 @@
+"""What is counted and recorded of a run: one event record, JSON lines, and the statistics of one generation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from pipesd.clock import Clock
+from pipesd.errors import UsageError
+
+
+class EventLog:
+    """Writes one JSON object a line: `t` (seconds since the log began), `event`, and the event's own fields."""
+
+    def __init__(self, path: str, clock: Clock) -> None:
+        self._clock = clock
+        self._start_s = clock.now()
+        self._file: IO[str] | None = None
+        if path:
+            file = Path(path).expanduser()
+            try:
+                self._file = file.open("w", encoding="utf-8")
+            except OSError as error:
+                raise UsageError(f"event file {file}: {error.strerror or error}") from error
+
+    def record(self, event: str, **values: Any) -> None:
+        """Write one event, if there is a file."""
+        if self._file is not None:
+            line = {"t": round(self._clock.now() - self._start_s, 6), "event": event, **values}
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+@dataclass
+class Tally:
+    """Counts of one generation as the edge's machine keeps them; the cloud's own (`passes` to `busy_100us`) are sums of
+    the last counters told in each opening."""
+
+    drafted: int = 0
+    navs: int = 0
+    rounds: int = 0
+    openings: int = 0
+    proactive: int = 0
+    promoted: int = 0
+    dropped: int = 0
+    passes: int = 0
+    verified: int = 0
+    stale: int = 0
+    busy_100us: int = 0
+    by_position: list[list[int]] = field(default_factory=list)  # [accepted, decided] by place in the draft
+
+    @property
+    def accepted(self) -> int:
+        """Own draft tokens that equalled the committed id when it was committed, whoever computed it."""
+        return sum(accepted for accepted, _ in self.by_position)
+
+    @property
+    def rejections(self) -> int:
+        """Drafts that ended at a first difference."""
+        return sum(decided - accepted for accepted, decided in self.by_position)
+
+    def count_position(self, place: int, accepted: bool) -> None:
+        while len(self.by_position) <= place:
+            self.by_position.append([0, 0])
+        self.by_position[place][0] += accepted
+        self.by_position[place][1] += 1
+
+
+@dataclass
+class Meter:
+    """Times (seconds on the edge's clock) and bytes of one generation."""
+
+    started_s: float
+    opened_s: float | None = None  # both sides have prefilled
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    draft_s: float = 0.0
+    wait_s: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    rtt_s: float = 0.0
+    tokens: int = 0
+
+    def token(self, now_s: float, count: int) -> None:
+        """`count` tokens were committed."""
+        self.tokens += count
+        self.last_token_s = now_s
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+
+
+def summary(tally: Tally, meter: Meter) -> dict[str, Any]:
+    """The statistics of one generation, under their public names; None where there is nothing to say.
+
+    TPT runs from the time when both sides had prefilled to the last committed token, TTFT from the call. `discarded`
+    are the draft tokens that the cloud never compared, `stale` those of them that reached it all the same.
+    """
+    elapsed_s = None
+    if meter.opened_s is not None and meter.last_token_s is not None:
+        elapsed_s = meter.last_token_s - meter.opened_s
+    first_s = None if meter.first_token_s is None else meter.first_token_s - meter.started_s
+    return {
+        "tokens": meter.tokens,
+        "tpt_ms": _ms(None if elapsed_s is None else _ratio(elapsed_s, meter.tokens)),
+        "ttft_ms": _ms(first_s),
+        "rounds": tally.rounds,
+        "navs": tally.navs,
+        "drafted": tally.drafted,
+        "verified": tally.verified,
+        "accepted": tally.accepted,
+        "acceptance_rate": _ratio(tally.accepted, tally.verified),
+        "acceptance_per_token": _ratio(tally.accepted, tally.accepted + tally.rejections),
+        "acceptance_by_position": [_ratio(accepted, decided) for accepted, decided in tally.by_position],
+        "promoted": tally.promoted,
+        "discarded": max(0, tally.drafted - tally.verified),
+        "stale": tally.stale,
+        "bytes_up": meter.bytes_up,
+        "bytes_down": meter.bytes_down,
+        "target_passes": tally.passes,
+        "openings": tally.openings,
+        "cloud_s": tally.busy_100us / 1e4,
+        "draft_s": round(meter.draft_s, 6),
+        "wait_s": round(meter.wait_s, 6),
+        "alpha_ms": None,
+        "beta_ms": None,
+        "gap_ms": None,
+        "gamma_ms": _ms(_ratio(meter.draft_s, tally.drafted)),
+        "rtt_ms": _ms(meter.rtt_s or None),
+    }
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return round(part / whole, 6) if whole else None
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
