@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
 import threading
 import timeit
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -205,3 +208,13 @@ def test_import_is_light() -> None:
     code = f"import sys, pipesd.protocol.wire; print([m for m in {heavy} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert out.stdout.strip() == "[]"
+
+
+def test_the_codec_bench_ends_with_one_object() -> None:
+    root = Path(__file__).parent.parent
+    command = [sys.executable, str(root / "bench" / "codec.py"), "--quick"]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment)
+    result = json.loads(out.stdout.splitlines()[-1])
+    assert 0 < result["draft_20_us"] < 1000
+    assert result["rows"]["DRAFT, 20 ids"]["beyond_ids"] <= 28

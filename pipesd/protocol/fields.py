@@ -41,7 +41,7 @@ def describe(value: object) -> str:
         return f"{len(value)} bytes"
     if isinstance(value, str):
         return f"a text of {len(value)} characters"
-    if type(value) in (tuple, list):
+    if isinstance(value, tuple | list) and type(value) in (tuple, list):
         return f"an array of {len(value)}"
     return f"a value of type {type(value).__name__}"
 
@@ -247,9 +247,9 @@ class Probabilities:
         if count > self._most:
             raise Unfit(f"{count} probabilities", f"at most {self._most}")
         numbers: tuple[float, ...] = struct.unpack(f"<{count}e", value)
-        for bits, p in zip(struct.unpack(f"<{count}H", value), numbers, strict=True):
-            if bits > FLOAT16_ONE:
-                raise Unfit(describe(p), self._wanted)
+        bits = struct.unpack(f"<{count}H", value)
+        if max(bits, default=0) > FLOAT16_ONE:
+            raise Unfit(describe(numbers[bits.index(max(bits))]), self._wanted)
         return numbers
 
 

@@ -1,0 +1,96 @@
+"""What encoding and decoding cost, every check on: `python bench/codec.py [--quick]`.
+
+Prints a table of microseconds (the smallest of many repeats: what the code costs when nothing disturbs it) and of
+bytes, beside msgpack and JSON without any check in the same run, and as its last line one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import timeit
+from collections.abc import Callable
+
+import msgpack  # type: ignore[import-untyped]
+
+from pipesd.core import Mode
+from pipesd.protocol.wire import Counters, Draft, Message, Open, Verdict, decode, encode
+
+DRAFT_20_FIGURE_US = 3.0  # encode and decode together
+
+
+def samples(seed: int) -> dict[str, Message]:
+    """Messages as a session in its second thousand of tokens sends them; ids of a vocabulary of 49,152."""
+    rng = random.Random(seed)
+    session = rng.getrandbits(64) | 1 << 63
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(49_152) for _ in range(count))
+
+    draft = Draft(session, 2, 40, 1500, ids(20), 1498, nav=True)
+    verdict = Verdict(session, 2, 40, 1500, ids(20), rejected=True)
+    return {
+        "DRAFT, 20 ids": draft,
+        "DRAFT, 1 id": draft._replace(ids=ids(1)),
+        "DRAFT, 20 ids, p_draft": draft._replace(p_draft=tuple(rng.random() for _ in range(20))),
+        "VERDICT, 20 ids": verdict,
+        "VERDICT, 1 id": verdict._replace(ids=ids(1)),
+        "VERDICT, 1 id, counters": verdict._replace(ids=ids(1), counters=Counters(100, 300, 60, 60_000)),
+        "OPEN, 1000 ids": Open(session, 2, 0, bytes(8), ids(1000), 2000, (2,), None, 7, Mode.EAGER, bytes(8), bytes(8)),
+    }
+
+
+def least_us(action: Callable[[], object], repeats: int) -> float:
+    number = 1000
+    return min(timeit.repeat(action, number=number, repeat=repeats)) / number * 1e6
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few repeats: only to see that it works")
+    parser.add_argument("--seed", type=int, default=1, help="for the ids (default 1)")
+    options = parser.parse_args()
+    repeats = 3 if options.quick else 60
+
+    print(f"{'message':26}{'encode us':>10}{'decode us':>10}{'both us':>9}{'bytes':>7}{'beyond ids':>12}")
+    rows = {}
+    for name, message in samples(options.seed).items():
+        payload = encode(message)
+        encode_us = least_us(lambda message=message: encode(message), repeats)  # type: ignore[misc]
+        decode_us = least_us(lambda payload=payload: decode(payload), repeats)  # type: ignore[misc]
+        beyond = len(payload) - 4 * len(getattr(message, "ids", ()))
+        rows[name] = {"encode_us": encode_us, "decode_us": decode_us, "bytes": len(payload), "beyond_ids": beyond}
+        both = encode_us + decode_us
+        print(f"{name:26}{encode_us:10.2f}{decode_us:10.2f}{both:9.2f}{len(payload):7}{beyond:12}")
+
+    draft = samples(options.seed)["DRAFT, 20 ids"]
+    assert isinstance(draft, Draft)
+    fields = msgpack.unpackb(encode(draft))
+    plain = [list(draft.ids) if isinstance(field, bytes) else field for field in fields]
+    references = {
+        "msgpack, no checks": least_us(lambda: msgpack.unpackb(msgpack.packb(fields)), repeats),
+        "json, no checks": least_us(lambda: json.loads(json.dumps(plain)), repeats),
+    }
+    for name, both in references.items():
+        print(f"{name + ' (20 ids)':46}{both:9.2f}")
+
+    draft_us = rows["DRAFT, 20 ids"]["encode_us"] + rows["DRAFT, 20 ids"]["decode_us"]
+    result = {
+        "bench": "codec",
+        "kind": "real",
+        "draft_20_us": round(draft_us, 3),
+        "figure_us": DRAFT_20_FIGURE_US,
+        "reached": draft_us <= DRAFT_20_FIGURE_US,
+        "over_msgpack": round(draft_us / references["msgpack, no checks"], 2),
+        "over_json": round(draft_us / references["json, no checks"], 2),
+        "seed": options.seed,
+        "rows": {name: {key: round(value, 3) for key, value in row.items()} for name, row in rows.items()},
+    }
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
