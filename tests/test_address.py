@@ -119,7 +119,7 @@ def test_reach_tells_open_from_refused_from_unknown() -> None:
 
 
 def test_reach_tells_an_address_that_does_not_answer() -> None:
-    # A listener with a full backlog that never accepts leaves further connections without an answer, as a firewall does.
+    # With a full backlog and nobody who accepts, further connections get no answer, as behind a firewall.
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         port = listener.getsockname()[1]
         crowd = [socket.socket() for _ in range(3)]
