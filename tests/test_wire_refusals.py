@@ -271,7 +271,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "timestamp": (msgpack.packb((5, msgpack.Timestamp(1, 0), 1, 1, 1, b"", 0, 0)), "message.bytes: got 5 exceeds"),
     "ext of no bytes": (
         b"\x98\x05\xc7\x00\x07\x01\x01\x01\xc4\x00\x00\x00",
-        "DRAFT.session: got a value of type ExtType",
+        "DRAFT.session: got a value of type msgpack.ext.ExtType",
     ),
     "never used byte": (b"\xc1", "message.bytes: got"),
     "deep": (b"\x91" * 100_000 + b"\xc0", "message.bytes: got"),

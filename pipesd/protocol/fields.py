@@ -43,7 +43,7 @@ def describe(value: object) -> str:
         return f"a text of {len(value)} characters"
     if isinstance(value, tuple | list) and type(value) in (tuple, list):
         return f"an array of {len(value)}"
-    return f"a value of type {type(value).__name__}"
+    return f"a value of type {type(value).__module__}.{type(value).__name__}".replace("builtins.", "")
 
 
 class Codec(Protocol):
@@ -220,16 +220,16 @@ _ID = Int((1 << 31) - 1)
 class Probabilities:
     """Probabilities from 0 to 1, packed as float16 little-endian; never NaN."""
 
+    _wanted = "probabilities from 0 to 1"
+
     def __init__(self, most: int) -> None:
         self._most = most
-
-    _wanted = "probabilities from 0 to 1"
 
     def pack(self, value: Any) -> bytes:
         try:
             numbers = [float(p) for p in value if not isinstance(p, str | bytes)]
             count = len(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise Unfit(describe(value), self._wanted) from None
         if count > self._most:
             raise Unfit(f"{count} probabilities", f"at most {self._most}")
