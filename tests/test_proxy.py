@@ -197,14 +197,16 @@ def test_black_hole_swallows_and_restores() -> None:
         client.sendall(b"before ")
         wait_until(lambda: link.counts().under_way_bytes == 7)
         link.black_hole()
-        link.change(delay_s=0.0)
+        link.change(delay_s=0.1)
         client.sendall(b"behind")
         far.sendall(b"answer")
         assert hears_nothing(far, 0.5)
         assert hears_nothing(client, 0.01)
+        begin = time.monotonic()
         link.black_hole(False)
         assert exactly(far, 13) == b"before behind"
         assert exactly(client, 6) == b"answer"
+        assert time.monotonic() - begin >= 0.1  # sent again, it has the link to cross
         assert link.counts().lost_bytes == 0
 
 
@@ -244,6 +246,18 @@ def test_black_hole_stops_the_sender_after_a_bounded_amount() -> None:
             while sent < 1 << 26:
                 sent += client.send(bytes(1 << 16))
         assert sent < 1 << 24
+
+
+def test_receiver_that_pauses_loses_nothing() -> None:
+    data = random.Random(5).randbytes(1 << 24)  # more than the buffers of all sockets on the way
+    with linked() as (link, client, far):
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
+        thread = threading.Thread(target=client.sendall, args=(data,))
+        thread.start()
+        wait_until(lambda: link.counts().under_way_bytes >= 1 << 18)
+        time.sleep(0.1)  # now everything is full
+        assert exactly(far, len(data)) == data
+        thread.join()
 
 
 def test_stall_delivers_late_but_everything() -> None:
@@ -345,7 +359,7 @@ def test_target_that_does_not_listen() -> None:
     with listening() as server:
         address = address_of(server)
     with LinkProxy(address) as link:
-        with connect(link) as client, pytest.raises(ConnectionResetError):
+        with pytest.raises(ConnectionResetError), connect(link) as client:  # the reset may even beat `connect`
             client.recv(1)
         assert link.counts().failed == 1
         with listening(port=split_address(address)[1]) as server, connect(link), accept(server):

@@ -126,6 +126,11 @@ class ScriptedDrafter:
     def __len__(self) -> int:
         return len(self._ids)
 
+    @property
+    def room(self) -> int:
+        """How many ids may still be drafted."""
+        return max(0, self.context - len(self._ids))
+
     def rollback(self, pos: int) -> None:
         """Forget every id at or behind `pos`."""
         self._check()
@@ -142,9 +147,11 @@ class ScriptedDrafter:
         self._ids.extend(ids)
 
     def prefill(self, most: int) -> int:
-        """Feed at most `most` pending ids; how many remain."""
+        """Feed at most `most` pending ids; how many remain. Nothing is fed of a text too long for the context."""
         self._check()
         assert most >= 0, f"prefill of {most} ids"
+        if len(self._ids) > self.context:
+            return 0
         fed = self._feed(most)
         self._last(fed * self.prefill_s)
         return len(self._ids) - len(self._cache)

@@ -135,8 +135,7 @@ class Lane:
 
     def _put(self, item: memoryview | str, now_s: float) -> None:
         length = len(item) if isinstance(item, memoryview) else 0
-        last_s = self.under_way[-1][0] if self.under_way else -math.inf  # a shorter delay overtakes nothing
-        self.under_way.append((max(last_s, self.line.arrival_s(now_s, length)), item))
+        self.under_way.append((self.line.arrival_s(now_s, length), item))  # and never before the one ahead of it
         self.under_way_bytes += length
 
 
@@ -210,8 +209,8 @@ def stream_socket(host: str, buffer_bytes: int) -> socket.socket:
     """A TCP socket that does not block, for a numeric host. Raises OSError if select takes no further descriptor."""
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     prepare(made)
-    # as accepted connections inherit it: TCP's window must not hide the emulated queue
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, max(buffer_bytes, _LEAST_BUFFER_BYTES))
+    for kind in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # inherited by what is accepted; they must not hide our own queue
+        made.setsockopt(socket.SOL_SOCKET, kind, max(buffer_bytes, _LEAST_BUFFER_BYTES))
     return made
 
 
