@@ -22,7 +22,7 @@ from pathlib import Path
 
 GGUF_MAGIC = b"GGUF"
 LLAMA_FTYPE_MOSTLY_Q2_K = 10  # llama.h, enum llama_ftype
-LOG_LEVEL_ERROR = 3  # ggml.h, enum ggml_log_level
+LOG_LEVEL_ERROR = 4  # ggml.h, enum ggml_log_level
 
 
 class Failure(Exception):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import re
 import sys
 from collections import deque
 from functools import cache
@@ -36,7 +37,8 @@ FIELDS = {
     "llama_context_params": "n_ctx n_batch n_ubatch n_seq_max n_threads n_threads_batch swa_full no_perf".split(),
 }
 
-_ERROR, _CONTINUED = 3, 5  # enum ggml_log_level
+_ERROR, _CONTINUED = 4, 5  # enum ggml_log_level
+_FUNCTION = re.compile(r"^\w+: (error loading model: )?")
 
 
 class NativeLog:
@@ -58,7 +60,7 @@ class NativeLog:
         if level != _CONTINUED:
             self._level = level
         if self._level == _ERROR and line.strip():
-            self._complaints.append(line.strip())
+            self._complaints.append(_FUNCTION.sub("", line.strip()))
 
     def forget(self) -> None:
         """Drop the complaints so far."""

@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from pathlib import Path
 from pipesd.edge.llama import INSTALL, log, native
 from pipesd.errors import UsageError
 
+_HEAD_BYTES = 1 << 20
 LONGEST_S = 300.0  # for the child; a large model on a slow disk takes minutes
 CRASH_SIGNALS = {"SIGILL", "SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGTRAP"}
 
@@ -30,7 +32,11 @@ Run = Callable[[Sequence[str]], tuple[int, str]]
 
 def run_child(command: Sequence[str]) -> tuple[int, str]:
     """Exit code (negative: the signal) and stderr of `command`; code 0 where it cannot be run or takes too long."""
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(entry for entry in sys.path if entry))
+    environment = dict(
+        os.environ,
+        PYTHONPATH=os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+        GGML_NO_BACKTRACE="1",  # else llama.cpp calls a debugger when it aborts
+    )
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=LONGEST_S, check=False
@@ -58,7 +64,8 @@ def try_model(path: Path, *, vocab_only: bool, cache: Path | None = None, run: R
         )
     if died_of in CRASH_SIGNALS:
         last = next((line.strip() for line in reversed(told.splitlines()) if line.strip()), "no reason given")
-        raise UsageError(f"{path}: kills llama.cpp ({died_of}: {last[:200]}); give another file, or {INSTALL}")
+        reason = re.sub(r"^\S*/", "", last)[:200]  # without the folder that it was built in
+        raise UsageError(f"{path}: kills llama.cpp ({died_of}: {reason}); give another file, or {INSTALL}")
     if code == 0:
         try:
             remembered.parent.mkdir(parents=True, exist_ok=True)
@@ -90,10 +97,15 @@ def _signal_name(code: int) -> str:
 
 
 def _key(path: Path, vocab_only: bool) -> str:
-    """One name for (build of llama.cpp, processor, file): a change of any of them asks for another trial."""
-    file = path.stat()
-    parts = [str(path), file.st_size, file.st_mtime_ns, vocab_only, processor(), _cpuinfo("flags"), *_build()]
-    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
+    """One name for (build of llama.cpp, processor, file): a change of any of them asks for another trial.
+
+    Of the file its length and beginning count, where all is said that llama.cpp could stumble over.
+    """
+    with path.open("rb") as file:
+        digest = hashlib.sha256(file.read(_HEAD_BYTES))
+    parts = [path.stat().st_size, vocab_only, processor(), _cpuinfo("flags"), *_build()]
+    digest.update("\n".join(map(str, parts)).encode())
+    return digest.hexdigest()[:32]
 
 
 def _build() -> list[object]:
