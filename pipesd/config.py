@@ -129,12 +129,10 @@ def check(config: Any) -> None:
         if wanted is float and type(value) is int:
             object.__setattr__(config, f.name, float(value))
             value = float(value)
-        if type(value) is not wanted:
+        if not _is_a(value, wanted):
             raise UsageError(f"{name}: got {value!r}, wanted {_NAMES[wanted]}")
         low, high, choices = f.metadata["low"], f.metadata["high"], f.metadata["choices"]
-        if wanted in (int, float) and not (
-            math.isfinite(value) and (low is None or value >= low) and (high is None or value <= high)
-        ):
+        if wanted in (int, float) and not _within(value, low, high):
             raise UsageError(f"{name}: got {value!r}, wanted {_range(low, high)}")
         if choices and value not in choices:
             raise UsageError(f"{name}: got {value!r}, wanted one of {', '.join(choices)}")
@@ -206,6 +204,14 @@ def _base_type(kind: Any) -> type:
         return kind  # type: ignore[no-any-return]
     inner = [item for item in get_args(kind) if item in _NAMES]
     return tuple if getattr(kind, "__origin__", None) is tuple else inner[0]
+
+
+def _is_a(value: Any, wanted: type) -> bool:
+    return type(value) is wanted  # exactly: True is no number
+
+
+def _within(value: float, low: float | None, high: float | None) -> bool:
+    return math.isfinite(value) and (low is None or value >= low) and (high is None or value <= high)
 
 
 def _range(low: float | None, high: float | None) -> str:

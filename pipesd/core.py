@@ -8,6 +8,7 @@ numbers a generation (or a repeated OPEN) within a session; an *epoch* numbers t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -64,3 +65,8 @@ class Piece:
     text: str
     token_ids: tuple[int, ...]
     origin: Origin
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest beginning that two sequences of ids share."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

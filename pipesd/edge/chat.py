@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn, Protocol
 
-from pipesd.core import Vocabulary
+from pipesd.core import Vocabulary, common_prefix
 from pipesd.edge.text import decode
 from pipesd.errors import UsageError
 
@@ -104,7 +104,7 @@ class Conversation:
         self._messages = messages
         self._stretches = [*kept, _Stretch(tail, tuple(tail_ids), answer=False)]
         ids = [*ids_before, *tail_ids]
-        keep = next((i for i, (a, b) in enumerate(zip(old, ids, strict=False)) if a != b), min(len(old), len(ids)))
+        keep = common_prefix(old, ids)
         return Turn(keep, tuple(ids[keep:]), rewritten)
 
     def answered(self, text: str, token_ids: Sequence[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -60,3 +61,20 @@ def load_models(config: EdgeConfig, *, drafter: bool) -> tuple[Drafter | None, T
     loaded = LlamaDrafter(config.draft, context=config.context, threads=config.threads, gpu_layers=config.gpu_layers)
     log.info("draft model %s: %d threads, context %d", loaded.name, loaded.threads, loaded.context)
     return loaded, loaded.tokeniser
+
+
+def prompt_ids(tokeniser: Tokeniser, prompt: str | Sequence[int]) -> list[int]:
+    """The ids of a prompt, given as text or as ids. Raises UsageError if it is empty or outside the vocabulary."""
+    if isinstance(prompt, str):
+        if tokeniser.repeats_bos(prompt):
+            log.warning("the prompt begins with the start token, which is added anyway: it is taken once")
+        ids = tokeniser.encode(prompt, special=True)
+    else:
+        ids = [operator.index(token) for token in prompt]
+    width = tokeniser.vocabulary.size
+    for token in ids:
+        if not 0 <= token < width:
+            raise UsageError(f"id {token} in the prompt is outside the vocabulary of {width} ids")
+    if not ids:
+        raise UsageError("the prompt is empty, and the model has no start token: give at least one character")
+    return ids

@@ -7,12 +7,12 @@ be said, the strategy when to ask for verification. One thread does it all: Zero
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 import os
 import secrets
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -21,57 +21,21 @@ import zmq
 
 from pipesd.clock import Clock, SystemClock
 from pipesd.config import EdgeConfig, GenerateConfig, make_config
-from pipesd.core import FinishReason, Origin, Piece
+from pipesd.core import FinishReason, Piece, common_prefix
 from pipesd.edge.connection import Connection, refusal
-from pipesd.edge.models import Drafter, Tokeniser, load_models
+from pipesd.edge.local import PREFILL_PIECE, generate_alone
+from pipesd.edge.models import Drafter, Tokeniser, load_models, prompt_ids
 from pipesd.edge.patience import Patience
-from pipesd.edge.text import TextStream
+from pipesd.edge.run import Run
 from pipesd.errors import UsageError
-from pipesd.metrics import EventLog, Meter, Tally, summary
+from pipesd.metrics import EventLog, summary
 from pipesd.policy.strategy import make_strategy
 from pipesd.protocol import edge_machine as em
 from pipesd.protocol.messages import MAJOR, Draft, Error, Message, Opened, Probed, ProbeStatus, Verdict, Welcome
 from pipesd.protocol.vocabulary import new_session
 
-PREFILL_PIECE = 128  # ids that the draft model decodes between two looks at the link
 CLOSE_S = 5.0  # how long `close` waits for a generation in another thread to end
 log = logging.getLogger("pipesd.edge")
-
-
-class _Run:
-    """What belongs to one generation."""
-
-    def __init__(self, tokeniser: Tokeniser, config: GenerateConfig, now_s: float, *, answer: bool) -> None:
-        self.config = config
-        self.stream = TextStream(
-            tokeniser.vocabulary,
-            config.stop,
-            hidden=tokeniser.hidden_ids,
-            strip_space=answer and tokeniser.add_space_prefix,
-        )
-        self.meter = Meter(now_s)
-        self.tally = Tally()
-        self.ids: list[int] = []
-        self.pieces: deque[Piece] = deque()
-        self.reason: FinishReason | None = None
-        self.cloud_opened = False
-        self.prefilled = False
-
-    def commit(self, ids: Sequence[int], origins: Sequence[Origin], now_s: float) -> None:
-        """Take committed ids: one piece for each stretch of one origin."""
-        self.meter.token(now_s, len(ids))
-        start = 0
-        for end in range(1, len(ids) + 1):
-            if end == len(ids) or origins[end] != origins[start]:
-                stretch = tuple(ids[start:end])
-                self.ids.extend(stretch)
-                self.pieces.append(Piece(self.stream.push(stretch), stretch, origins[start]))
-                start = end
-
-    def opened(self, now_s: float, *, drafts: bool) -> None:
-        """The output's time begins when both sides have prefilled."""
-        if self.meter.opened_s is None and self.cloud_opened and (self.prefilled or not drafts):
-            self.meter.opened_s = now_s
 
 
 class EdgeSession:
@@ -212,19 +176,19 @@ class EdgeSession:
             self.seed = secrets.randbits(64) if config.seed is None else config.seed
             self.open()
             assert self._tokeniser is not None
-            ids = self._prompt_ids(prompt)
-            run = _Run(self._tokeniser, config, self._clock.now(), answer=answer)
+            ids = prompt_ids(self._tokeniser, prompt)
+            run = Run(self._tokeniser, config, self._clock.now(), answer=answer)
             try:
-                yield from self._with_cloud(run, ids) if self._connection is not None else self._alone(run, ids)
-                tail = run.stream.finish()
-                if tail:
-                    yield self._shown(Piece(tail, (), "target" if self._connection is not None else "unverified"))
+                pieces = self._with_cloud(run, ids) if self.strategy.uses_cloud else self._alone(run, ids)
+                for piece in itertools.chain(pieces, run.rest()):
+                    self.text += piece.text
+                    yield piece
             finally:
                 self._end(run)
         finally:
             self._busy.release()
 
-    def _with_cloud(self, run: _Run, ids: list[int]) -> Iterator[Piece]:
+    def _with_cloud(self, run: Run, ids: list[int]) -> Iterator[Piece]:
         machine, connection, patience = self._machine, self._connection, self._patience
         assert connection is not None
         connection.adopt()
@@ -241,19 +205,19 @@ class EdgeSession:
                 if machine.may_draft:
                     self._draft(run)
                 self._perform(run, machine.settle())
-                yield from self._ready(run)
-            yield from self._ready(run)
+                yield from run.ready()
+            yield from run.ready()
         finally:
             self._perform(run, machine.cancel())  # only if the iterator was left, or an error ends it
             run.tally, run.meter.rtt_s = machine.tally, connection.rtt_s
             run.meter.bytes_up = connection.bytes_up - sent_before
             run.meter.bytes_down = connection.bytes_down - heard_before
 
-    def _begin(self, run: _Run, ids: list[int]) -> list[em.Action]:
+    def _begin(self, run: Run, ids: list[int]) -> list[em.Action]:
         """Keep what the prompt shares with the last generation, and open."""
         machine, strategy, welcome = self._machine, self.strategy, self._welcome
         assert welcome is not None and self._tokeniser is not None
-        keep = _common_prefix(machine.committed, ids)
+        keep = common_prefix(machine.committed, ids)
         request = em.Request(
             limit=len(ids) + run.config.max_tokens,
             stop_ids=self._tokeniser.end_ids,
@@ -279,7 +243,7 @@ class EdgeSession:
         )
         return machine.generate(keep, ids[keep:], request, drafts=strategy.drafts)
 
-    def _listen(self, run: _Run, wait_s: float) -> None:
+    def _listen(self, run: Run, wait_s: float) -> None:
         """Take every message that is there; wait for the first."""
         assert self._connection is not None
         waited_from_s = self._clock.now()
@@ -290,7 +254,7 @@ class EdgeSession:
             self._take(run, message)
             message = self._connection.receive(0.0) if self._machine.running else None
 
-    def _take(self, run: _Run, message: Message) -> None:
+    def _take(self, run: Run, message: Message) -> None:
         machine, now_s = self._machine, self._clock.now()
         own = message.session == machine.session and message.opening == machine.opening
         self._patience.heard(now_s, own=own and not isinstance(message, Error))
@@ -306,7 +270,7 @@ class EdgeSession:
         if not isinstance(message, Probed):
             self._perform(run, machine.receive(message))
 
-    def _ask_again(self, run: _Run) -> None:
+    def _ask_again(self, run: Run) -> None:
         """What is due: a try that the cloud put off, or a deadline."""
         assert self._connection is not None
         now_s = self._clock.now()
@@ -317,7 +281,7 @@ class EdgeSession:
             self._connection.probe(self._machine.session)
             self._perform(run, self._machine.deadline())
 
-    def _draft(self, run: _Run) -> None:
+    def _draft(self, run: Run) -> None:
         """One piece of the prompt, or one draft token, and what the trigger makes of it."""
         machine, drafter, trigger = self._machine, self._drafter, self.strategy.trigger
         assert drafter is not None and trigger is not None
@@ -331,9 +295,7 @@ class EdgeSession:
             run.prefilled = drafter.prefill(PREFILL_PIECE) == 0
             run.opened(self._clock.now(), drafts=True)
             return
-        started_s = self._clock.now()
-        token, p_draft = drafter.draft()
-        run.meter.draft_s += self._clock.now() - started_s
+        token, p_draft = run.draft(drafter, self._clock)
         self._events.record("drafted", pos=machine.end, id=token, p_draft=round(p_draft, 6))
         machine.drafted(token)
         rule = trigger.observe(p_draft)
@@ -341,7 +303,7 @@ class EdgeSession:
             self._events.record("trigger", rule=rule, end=machine.end)
             self._perform(run, machine.ask())
 
-    def _perform(self, run: _Run | None, actions: Sequence[em.Action]) -> None:
+    def _perform(self, run: Run | None, actions: Sequence[em.Action]) -> None:
         """Do what the machine says, in order."""
         for action in actions:
             match action:
@@ -378,74 +340,23 @@ class EdgeSession:
         if not sent:
             self._machine.not_sent(message)
 
-    def _alone(self, run: _Run, ids: list[int]) -> Iterator[Piece]:
-        """The draft model alone; nothing is verified."""
-        drafter, tokeniser = self._drafter, self._tokeniser
-        assert drafter is not None and tokeniser is not None
-        drafter.rollback(0)
-        drafter.extend(ids)
-        if drafter.room <= 0:
-            raise UsageError(f"the prompt has {len(ids)} ids, more than the draft model's context: shorten the prompt")
-        while drafter.prefill(PREFILL_PIECE) and not self._cancelled.is_set():
-            pass
-        run.cloud_opened = run.prefilled = True
-        run.opened(self._clock.now(), drafts=True)
-        while run.reason is None:
-            if self._cancelled.is_set():
-                run.reason = "cancelled"
-                break
-            started_s = self._clock.now()
-            token, _ = drafter.draft()
-            run.meter.draft_s += self._clock.now() - started_s
-            run.tally.drafted += 1
-            run.commit([token], ["unverified"], self._clock.now())
-            if run.stream.stopped or token in tokeniser.end_ids:
-                run.reason = "stop"
-            elif len(run.ids) >= run.config.max_tokens or drafter.room <= 0:
-                run.reason = "length"
-            yield from self._ready(run)
-
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _ready(self, run: _Run) -> Iterator[Piece]:
-        while run.pieces:
-            yield self._shown(run.pieces.popleft())
+    def _alone(self, run: Run, ids: list[int]) -> Iterator[Piece]:
+        assert self._drafter is not None and self._tokeniser is not None
+        return generate_alone(run, self._drafter, ids, self._tokeniser.end_ids, self._cancelled.is_set, self._clock)
 
-    def _shown(self, piece: Piece) -> Piece:
-        self.text += piece.text
-        return piece
-
-    def _end(self, run: _Run) -> None:
+    def _end(self, run: Run) -> None:
         self.token_ids = tuple(run.ids[: run.stream.kept_ids])
         self.finish_reason = run.reason or "error"
         self.stats = summary(run.tally, run.meter)
         self._events.record("end", finish_reason=self.finish_reason, stats=self.stats)
-
-    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        assert self._tokeniser is not None
-        if isinstance(prompt, str):
-            if self._tokeniser.repeats_bos(prompt):
-                log.warning("the prompt begins with the start token, which is added anyway: it is taken once")
-            ids = self._tokeniser.encode(prompt, special=True)
-        else:
-            ids = [int(token) for token in prompt]
-        width = self._tokeniser.vocabulary.size
-        for token in ids:
-            if not 0 <= token < width:
-                raise UsageError(f"id {token} in the prompt is outside the vocabulary of {width} ids")
-        if not ids:
-            raise UsageError("the prompt is empty, and the model has no start token: give at least one character")
-        return ids
 
     def _check_usable(self) -> None:
         if self._pid != os.getpid():
             raise UsageError("this session was made before the process forked: make a new one in the child")
         if self._closed:
             raise UsageError("this session is closed: make a new one")
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _shown_fields(message: Message) -> dict[str, Any]:

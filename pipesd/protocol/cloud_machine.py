@@ -30,8 +30,9 @@ verdict is owed, `said` up to where verdicts were sent.
     say                 said < c, or asked to          VERDICT(said, C[said:]); said = c
 
 A verdict is owed while c < want and the branch lives; while `end` has not reached the end of what was asked for, RESEND
-was sent and the pass waits. No session is evicted between OPEN and its first verdict nor while a verdict is owed,
-unless cancelled or idle too long.
+was sent and the pass waits. No session is evicted between OPEN and its first verdict, nor while a verdict is owed or a
+pass is due, unless cancelled or idle too long. Passes and pieces of prefill take turns, so that neither holds up the
+other by more than one.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pipesd.core import LEAST_AHEAD, Mode
+from pipesd.core import LEAST_AHEAD, Mode, common_prefix
 from pipesd.policy.accept import accept_greedy
 from pipesd.protocol.messages import (
     Cancel,
@@ -156,7 +157,8 @@ class CloudMachine:
         self._sessions: dict[int, _Session] = {}
         self._free_slots = list(range(limits.max_sessions))[::-1]
         self._freed: list[int] = []
-        self._prefill_turn = 0
+        self._prefills = 0
+        self._prefill_next = False
 
     @property
     def sessions(self) -> int:
@@ -234,7 +236,7 @@ class CloudMachine:
         fresh.limit = min(m.limit, self.limits.context)
         fresh.stop_ids = frozenset(m.stop_ids)
         fresh.ended = fresh.answered = False
-        fresh.cached = min(s.cached, _common_prefix(s.committed, fresh.committed), length - 1)
+        fresh.cached = min(s.cached, common_prefix(s.committed, fresh.committed), length - 1)
         self._sessions[m.session] = fresh
         return replies + self._open_if_ready(fresh)
 
@@ -306,16 +308,13 @@ class CloudMachine:
     # -- passes -------------------------------------------------------------------------------------------------------
 
     def work(self) -> list[Work]:
-        """What the next pass should compute: every session that wants a verification, else one piece of one prefill
-        (in turn), so that a verdict never waits for more than a piece; empty when there is nothing to do."""
+        """What the next pass should compute: every session that wants a verification, or one piece of one prefill, in
+        turn, as do the prefills; empty when there is nothing to do. Changes nothing: `done` does."""
         passes = [self._verification(s) for s in self._sessions.values() if s.wants_pass(self.limits.run_ahead)]
-        if passes:
-            return passes
         waiting = [s for s in self._sessions.values() if not s.opened and not s.ended]
-        if not waiting:
-            return []
-        self._prefill_turn += 1
-        s = waiting[self._prefill_turn % len(waiting)]
+        if not waiting or (passes and not self._prefill_next):
+            return passes
+        s = waiting[self._prefills % len(waiting)]
         piece = s.committed[s.cached : min(s.cached + self.limits.prefill_piece, len(s.committed) - 1)]
         return [Work(s.session, s.slot, s.cached, tuple(piece), 0)]
 
@@ -329,7 +328,9 @@ class CloudMachine:
         logits were not finite. `elapsed_s` is how long the pass took."""
         s = self._sessions[work.session]
         self._pass_ms = max(self._pass_ms, round(elapsed_s * 1000))
+        self._prefill_next = work.rows > 0
         if not work.rows:
+            self._prefills += 1
             s.cached += len(work.ids)
             return self._open_if_ready(s)
         drafted = work.ids[1:]
@@ -402,13 +403,13 @@ class CloudMachine:
 
     def _evict(self, now_s: float) -> Message | None:
         """Make room: a session that ended, else the one unheard of for longest, if that is long enough."""
-        quiet_s = self.limits.quiet_s
+        quiet_s, run_ahead = self.limits.quiet_s, self.limits.run_ahead
         free = [
             s
             for s in self._sessions.values()
             if now_s - s.heard_s > self.limits.idle_s
             or s.ended
-            or (s.opened and s.answered and not s.owed and now_s - s.heard_s > quiet_s)
+            or (s.answered and not s.owed and not s.wants_pass(run_ahead) and now_s - s.heard_s > quiet_s)
         ]
         return self._forget(min(free, key=lambda s: (not s.ended, s.heard_s))) if free else None
 
@@ -425,7 +426,3 @@ class CloudMachine:
 
 def _error(m: Message, code: ErrorCode, text: str, retry_ms: int = 0) -> Message:
     return Error(m.session, m.opening, code, text, retry_ms)
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,44 @@
+"""The draft model alone: fast, offline, and not the target's output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from pipesd.clock import Clock
+from pipesd.core import Piece
+from pipesd.edge.models import Drafter
+from pipesd.edge.run import Run
+from pipesd.errors import UsageError
+
+PREFILL_PIECE = 128  # ids that the draft model decodes between two looks at the rest of the world
+
+
+def generate_alone(
+    run: Run,
+    drafter: Drafter,
+    ids: Sequence[int],
+    end_ids: frozenset[int],
+    cancelled: Callable[[], bool],
+    clock: Clock,
+) -> Iterator[Piece]:
+    """Generate behind `ids` with the draft model's own greedy choices; nothing is verified."""
+    drafter.rollback(0)
+    drafter.extend(ids)
+    if drafter.room <= 0:
+        raise UsageError(f"the prompt has {len(ids)} ids, more than the draft model's context: shorten the prompt")
+    while drafter.prefill(PREFILL_PIECE) and not cancelled():
+        pass
+    run.cloud_opened = run.prefilled = True
+    run.opened(clock.now(), drafts=True)
+    while run.reason is None:
+        if cancelled():
+            run.reason = "cancelled"
+            break
+        token, _ = run.draft(drafter, clock)
+        run.tally.drafted += 1
+        run.commit([token], ["unverified"], clock.now())
+        if run.stream.stopped or token in end_ids:
+            run.reason = "stop"
+        elif len(run.ids) >= run.config.max_tokens or drafter.room <= 0:
+            run.reason = "length"
+        yield from run.ready()
