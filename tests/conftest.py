@@ -1,0 +1,26 @@
+"""What tests share: the real model pair, where there is one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from provision import has_pair, pair_folder
+from workshop import cache_folder
+
+
+@pytest.fixture(scope="session")
+def demo_pair() -> tuple[Path, Path]:
+    """The draft and the target model of the demo pair, as files.
+
+    Without them the test is skipped, or fails where PIPESD_REQUIRE_MODEL=1 says that they must be there.
+    """
+    chosen = os.environ.get("PIPESD_DEMO_DIR")
+    folder = Path(chosen) if chosen else pair_folder(cache_folder())
+    if not has_pair(folder):
+        reason = f"no target.gguf and draft.gguf in {folder}; tools/demo makes them, PIPESD_DEMO_DIR names another folder"
+        if os.environ.get("PIPESD_REQUIRE_MODEL") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return folder / "draft.gguf", folder / "target.gguf"
