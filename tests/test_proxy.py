@@ -255,7 +255,9 @@ def test_receiver_that_pauses_loses_nothing() -> None:
         thread = threading.Thread(target=client.sendall, args=(data,))
         thread.start()
         wait_until(lambda: link.counts().under_way_bytes >= 1 << 18)
-        time.sleep(0.1)  # now everything is full
+        begin_s = time.process_time()
+        time.sleep(0.3)  # everything is full, and nobody spins
+        assert time.process_time() - begin_s < 0.15
         assert exactly(far, len(data)) == data
         thread.join()
 

@@ -89,8 +89,8 @@ class ScriptedDrafter:
     """Drafts what `proposal` says.
 
     `gamma_s` is what one draft, `prefill_s` what each further id fed lasts by `clock`. `drawn` counts the drafts,
-    `fed` the ids that went through the cache, so a test can see that a prefix was reused. `context` bounds the ids that
-    can be fed.
+    `fed` the ids that went through the cache, so a test can see that a prefix was reused. No draft goes beyond
+    `context` ids.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ScriptedDrafter:
 
     @property
     def room(self) -> int:
-        """How many ids may still be drafted."""
+        """How many ids may still be drafted; 0 from the end of the context on."""
         return max(0, self.context - len(self._ids))
 
     def rollback(self, pos: int) -> None:
@@ -141,7 +141,7 @@ class ScriptedDrafter:
         self._check()
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Append ids; they are fed with the next draft or prefill."""
+        """Append ids; they are fed with the next draft or prefill, and may go beyond the context."""
         self._check()
         assert all(token_id >= 0 for token_id in ids), f"not ids: {ids}"
         self._ids.extend(ids)
@@ -160,6 +160,7 @@ class ScriptedDrafter:
         """Feed what is pending; the id guessed next, which becomes pending, and its probability."""
         self._check()
         assert self._ids, "a draft behind no ids"
+        assert self.room, f"a draft behind {len(self._ids)} ids, the context is {self.context}"
         fed = self._feed(len(self._ids))
         token_id, p_draft = self.proposal.propose(len(self._ids), self._states[-1])
         self._ids.append(token_id)
@@ -174,7 +175,6 @@ class ScriptedDrafter:
     def _feed(self, most: int) -> int:
         begin = len(self._cache)
         pending = self._ids[begin : begin + most]
-        assert begin + len(pending) <= self.context, f"{begin + len(pending)} ids fed, the context is {self.context}"
         for token_id in pending:
             self._cache.append(token_id)
             self._states.append(folded(self._states[-1], token_id))
