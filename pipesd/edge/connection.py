@@ -47,6 +47,7 @@ class Connection:
         self.rtt_s = 0.0  # of the last probe that was answered
         self.bytes_up = 0
         self.bytes_down = 0
+        self.last_bytes = 0  # of the last message received
 
     def adopt(self) -> None:
         """Make the calling thread the owner."""
@@ -59,20 +60,21 @@ class Connection:
     def close(self) -> None:
         self._socket.close()
 
-    def send(self, message: Message) -> bool:
-        """Give a message to the link; False: the cloud is away, nothing was sent."""
+    def send(self, message: Message) -> int:
+        """Give a message to the link; returns its bytes, 0 if the cloud is away and nothing was sent."""
         payload = encode(message)
         if not self._socket.send(payload):
-            return False
+            return 0
         if not isinstance(message, APART):
             self.bytes_up += len(payload)
-        return True
+        return len(payload)
 
     def receive(self, wait_s: float) -> Message | None:
         """The next message, or None if none came within `wait_s` or `wake` was called."""
         payload = self._socket.receive(wait_s)
         if payload is None:
             return None
+        self.last_bytes = len(payload)
         self.bytes_down += len(payload)
         message = decode(payload)
         if isinstance(message, Probed) and message.token in self._probed_s:
@@ -80,7 +82,7 @@ class Connection:
             self._probed_s.clear()
         return message
 
-    def probe(self, session: int) -> bool:
+    def probe(self, session: int) -> int:
         """Ask whether the front, and the session's worker, live; the answer also tells the round trip."""
         token = next(self._probes)
         self._probed_s[token] = self._clock.now()

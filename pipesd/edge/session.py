@@ -235,6 +235,7 @@ class EdgeSession:
         self._events.record(
             "start",
             session=f"{machine.session:016x}",
+            opening=machine.opening,
             strategy=strategy.name,
             draft_length=self.config.draft_length,
             prompt_tokens=len(ids),
@@ -256,16 +257,16 @@ class EdgeSession:
 
     def _take(self, run: Run, message: Message) -> None:
         machine, now_s = self._machine, self._clock.now()
+        assert self._connection is not None
         own = message.session == machine.session and message.opening == machine.opening
         self._patience.heard(now_s, own=own and not isinstance(message, Error))
-        self._events.record("received", kind=type(message).__name__, **_shown_fields(message))
+        self._events.record("received", **_shown(message), bytes=self._connection.last_bytes)
         if isinstance(message, Probed) and message.status is ProbeStatus.UNKNOWN_SESSION:
             self._perform(run, machine.reopen())
         if own and isinstance(message, Opened | Verdict):
             run.cloud_opened = True
             run.opened(now_s, drafts=self.strategy.drafts)
         if own and isinstance(message, Opened):
-            assert self._connection is not None
             self._patience.start(now_s, self._connection.rtt_s, message.pass_ms / 1000)
         if not isinstance(message, Probed):
             self._perform(run, machine.receive(message))
@@ -278,7 +279,8 @@ class EdgeSession:
             self._perform(run, self._machine.reopen())
         elif self._patience.due(now_s):
             self._events.record("deadline")
-            self._connection.probe(self._machine.session)
+            sent_bytes = self._connection.probe(self._machine.session)
+            self._events.record("sent", kind="Probe", bytes=sent_bytes)
             self._perform(run, self._machine.deadline())
 
     def _draft(self, run: Run) -> None:
@@ -287,6 +289,7 @@ class EdgeSession:
         assert drafter is not None and trigger is not None
         if drafter.room <= 0:
             log.warning("the draft model's context is full: going on without drafts")
+            self._events.record("without_drafts")
             run.prefilled = True
             run.opened(self._clock.now(), drafts=True)
             self._perform(run, machine.stop_drafting())
@@ -335,9 +338,9 @@ class EdgeSession:
 
     def _send(self, message: Message) -> None:
         assert self._connection is not None
-        sent = self._connection.send(message)
-        self._events.record("sent", kind=type(message).__name__, ok=sent, **_shown_fields(message))
-        if not sent:
+        sent_bytes = self._connection.send(message)
+        self._events.record("sent", **_shown(message), bytes=sent_bytes)
+        if not sent_bytes:
             self._machine.not_sent(message)
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -359,8 +362,9 @@ class EdgeSession:
             raise UsageError("this session is closed: make a new one")
 
 
-def _shown_fields(message: Message) -> dict[str, Any]:
-    """The fields of a message that an event log shows: no prompt, no bytes."""
-    if isinstance(message, Draft | Verdict):
-        return {name: value for name, value in message._asdict().items() if name not in ("session", "p_draft")}
-    return {"opening": message.opening}
+def _shown(message: Message) -> dict[str, Any]:
+    """What an event log shows of a message: nothing of the prompt."""
+    shown: dict[str, Any] = {"kind": type(message).__name__, "opening": message.opening}
+    if isinstance(message, Draft | Verdict | Opened):
+        shown.update((name, value) for name, value in message._asdict().items() if name != "session")
+    return shown

@@ -1,0 +1,122 @@
+"""The checker of event logs agrees with real runs, and notices every kind of lie in a log."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipesd.cloud.server import CloudServer
+from pipesd.config import CloudConfig, EdgeConfig
+from pipesd.edge.session import EdgeSession
+from pipesd.sim.check import check_events, check_file, main
+from pipesd.sim.drafters import Agreement, ScriptedDrafter
+from pipesd.sim.proxy import LinkProxy
+from pipesd.sim.targets import ScriptedTarget
+from pipesd.sim.texts import KeyedText
+from pipesd.sim.tokeniser import ByteTokeniser
+
+LAW = KeyedText()
+Event = dict[str, Any]
+
+
+def record(path: Path, strategy: str, *, cuts: int = 0, context: int = 2048, agreement: float = 0.8) -> None:
+    """Two generations of one session, the first with `cuts` of the link."""
+    bind = CloudConfig(bind="tcp://127.0.0.1:0")
+    with (
+        CloudServer(bind, target=partial(ScriptedTarget, LAW, pass_s=0.001)) as cloud,
+        LinkProxy(cloud.address) as link,
+    ):
+        config = EdgeConfig(cloud=link.address, strategy=strategy, events=str(path))
+        drafter = ScriptedDrafter(Agreement(LAW, agreement), context=context)
+        with EdgeSession(config, drafter=drafter, tokeniser=ByteTokeniser()) as session:
+            for i, _ in enumerate(session.generate("the first prompt", max_tokens=60), 1):
+                if i % 7 == 0 and cuts > 0:
+                    cuts -= 1
+                    link.cut()
+            for _ in session.generate("the first one's sequel", max_tokens=30, stop=["zq"]):
+                pass
+
+
+@pytest.mark.parametrize("strategy", ["vanilla", "cloud"])
+@pytest.mark.parametrize("cuts", [0, 2])
+def test_real_runs_have_no_findings(tmp_path: Path, strategy: str, cuts: int) -> None:
+    record(tmp_path / "events", strategy, cuts=cuts)
+    assert check_file(tmp_path / "events") == []
+
+
+def test_a_run_whose_draft_context_ends_has_no_findings(tmp_path: Path) -> None:
+    record(tmp_path / "events", "vanilla", context=40)
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    assert any(event["event"] == "without_drafts" for event in events)
+    assert check_events(events) == []
+
+
+def first(events: list[Event], name: str, fits: Callable[[Event], bool] = lambda event: True) -> Event:
+    return next(event for event in events if event["event"] == name and fits(event))
+
+
+def drop(events: list[Event], event: Event) -> None:
+    events.remove(event)
+
+
+LIES: dict[str, Callable[[list[Event]], Any]] = {
+    "a draw left out": lambda e: drop(e, first(e, "drafted")),
+    "a draw of another id": lambda e: first(e, "drafted").update(id=1),
+    "a probability above 1": lambda e: first(e, "drafted").update(p_draft=1.5),
+    "a trigger left out": lambda e: drop(e, first(e, "trigger")),
+    "a trigger too early": lambda e: e.insert(e.index(first(e, "drafted")), dict(first(e, "trigger"))),
+    "another rule": lambda e: first(e, "trigger").update(rule="token"),
+    "a message of other ids": lambda e: first(e, "sent", lambda x: x.get("ids")).update(ids=[1, 2]),
+    "a wrong acknowledgement": lambda e: first(e, "sent", lambda x: "known" in x).update(known=3),
+    "draft tokens sent unasked": lambda e: first(e, "sent", lambda x: x.get("ids")).update(nav=False),
+    "an accepted id that was not drafted": lambda e: first(e, "committed", lambda x: not all(x["accepted"])).update(
+        accepted=[True] * len(first(e, "committed", lambda x: not all(x["accepted"]))["ids"])
+    ),
+    "a commit left out": lambda e: drop(e, first(e, "committed")),
+    "no rollback": lambda e: drop(e, first(e, "rollback")),
+    "a clock that steps back": lambda e: e[-2].update(t=-1.0),
+    "a log that breaks off": lambda e: drop(e, [x for x in e if x["event"] == "end"][-1]),
+    **{
+        f"a wrong sum of {name}": lambda e, name=name: first(e, "end")["stats"].update({name: 12345})  # type: ignore[misc]
+        for name in (
+            "tokens drafted accepted navs rounds promoted bytes_up bytes_down openings target_passes verified stale "
+            "discarded acceptance_rate acceptance_per_token"
+        ).split()
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
+    path = tmp_path_factory.mktemp("log") / "events"
+    record(path, "vanilla", agreement=0.6)
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_is_found(honest: list[Event], lie: str) -> None:
+    events = copy.deepcopy(honest)
+    assert check_events(events) == []
+    LIES[lie](events)
+    assert check_events(events) != []
+
+
+def test_the_program_says_what_it_finds(
+    tmp_path: Path, honest: list[Event], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "events"
+    path.write_text("".join(json.dumps(event) + "\n" for event in honest))
+    assert main([str(path)]) == 0
+    honest_lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in honest_lines if '"trigger"' not in line))
+    assert main([str(path)]) == 1
+    assert "trigger" in capsys.readouterr().out
+    path.write_text("no json\n")
+    assert main([str(path)]) == 2
+    assert main([str(tmp_path / "absent")]) == 2
