@@ -107,7 +107,7 @@ def test_a_lie_is_found(honest: list[Event], lie: str) -> None:
     assert check_events(events) != []
 
 
-def test_the_program_says_what_it_finds(
+def test_the_program_tells(tmp_path: Path, honest: list[Event], capsys: pytest.CaptureFixture[str]) -> None:
     tmp_path: Path, honest: list[Event], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "events"

@@ -217,7 +217,7 @@ _STEPS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m pipesd.sim.check FILE`: findings to stdout; exit code 1 if there are any, 2 if the file cannot be read."""
+    """`python -m pipesd.sim.check FILE`: findings to stdout; exit code 1 if there are any, 2 for an unreadable file."""
     parser = argparse.ArgumentParser(
         prog="python -m pipesd.sim.check", description="Check an event log of pipesd-edge."
     )
