@@ -53,8 +53,9 @@ def _cpu_groups(root: Path) -> list[tuple[Path, str]]:
         kind, _source, options = [*after.split(), "", "", ""][:3]
         wanted = "" if kind == "cgroup2" else "cpu" if kind == "cgroup" and "cpu" in options.split(",") else None
         if wanted in groups:
-            below = "/" + os.path.relpath(groups[wanted], mounted_root)
-            found.append((root / mount_point.lstrip("/"), "/" if "/.." in below else os.path.normpath(below)))
+            # a group outside of what is mounted ends at or above the mount, whose own files are always looked at
+            below = os.path.normpath("/" + os.path.relpath(groups[wanted], mounted_root))
+            found.append((root / mount_point.lstrip("/"), below))
     return found
 
 

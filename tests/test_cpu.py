@@ -43,6 +43,7 @@ def test_version_2(tmp_path: Path, cpu_max: str, cpus: float | None) -> None:
 
 def test_version_2_takes_the_smallest_quota_on_the_way_up(tmp_path: Path) -> None:
     files = {
+        "sys/fs/cgroup/cpu.max": "700000 100000",
         "sys/fs/cgroup/user.slice/cpu.max": "100000 100000",
         "sys/fs/cgroup/user.slice/shell.scope/cpu.max": "max 100000",
         "sys/fs/cgroup/other.slice/cpu.max": "10000 100000",
@@ -57,7 +58,7 @@ def test_version_1(tmp_path: Path) -> None:
         "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1",
         "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
     }
-    groups = "12:pids:/jobs\n4:cpu,cpuacct:/jobs\n1:name=systemd:/"
+    groups = "12:pids:/jobs\n4:cpu,cpuacct:/jobs\n3:cpuset:/\n1:name=systemd:/"
     assert cgroup_cpus(tree(tmp_path, groups, V1_MOUNT.format(root="/"), files)) == 2.5
 
 

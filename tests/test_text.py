@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipesd.core import Vocabulary
@@ -13,7 +13,19 @@ from pipesd.edge.text import TextStream, decode
 
 CONTROL, PADDING = 256, 257
 PIECES = [bytes([i]) for i in range(256)] + [b"<|end|>", b""]
-PIECES += ["é".encode(), "😊".encode(), b"\xf0\x9f", b"\x98\x8a", b"ab", b"abc", b" the", b"\xe2\x82", b"\xac", b" "]
+PIECES += [
+    "é".encode(),
+    "😊".encode(),
+    b"\xf0\x9f",
+    b"\x98\x8a",
+    b"ab",
+    b"abc",
+    b" the",
+    b"\xe2\x82",
+    b"\xac",
+    b" ",
+    b"  x",
+]
 VOCABULARY = Vocabulary(tuple(PIECES))
 HIDDEN = frozenset({CONTROL})
 IDS = {piece: i for i, piece in enumerate(PIECES) if piece}
@@ -23,8 +35,9 @@ some_id = st.one_of(
     st.sampled_from(range(CONTROL, len(PIECES))), st.sampled_from(list(b"abcXY \n")), st.integers(0, 255)
 )
 some_ids = st.lists(some_id, max_size=24)
-STOPS = ["ab", "abc", "bX", "X", "Y\n", "é", "😊", "the a", "cab", "€", " ", "ca"]
-some_stops = st.lists(st.sampled_from(STOPS), max_size=3)
+many = settings(max_examples=500, deadline=None)
+STOPS = ["ab", "abc", "bX", "X", "Y\n", "é", "😊", "the a", "cab", "€", " ", "ca", "abcX", "XX"]
+some_stops = st.lists(st.sampled_from(STOPS), max_size=4)
 
 
 def all_bytes(ids: list[int]) -> bytes:
@@ -45,6 +58,7 @@ def chunks(ids: list[int], cuts: list[int]) -> list[list[int]]:
     return [ids[a:b] for a, b in pairwise(edges)]
 
 
+@many
 @given(some_ids, some_stops, st.lists(st.integers(0, 24), max_size=8))
 def test_any_chunking_gives_the_text_up_to_the_first_stop(ids: list[int], stops: list[str], cuts: list[int]) -> None:
     stream = TextStream(VOCABULARY, stops, hidden=HIDDEN)
@@ -57,6 +71,7 @@ def test_any_chunking_gives_the_text_up_to_the_first_stop(ids: list[int], stops:
     assert stream.finish() == "" and (not stream.stopped or stream.push([IDS[b"abc"]]) == "")
 
 
+@many
 @given(some_ids, some_stops, st.lists(st.integers(0, 24), max_size=8))
 def test_kept_ids_are_those_wholly_before_the_stop(ids: list[int], stops: list[str], cuts: list[int]) -> None:
     stream = TextStream(VOCABULARY, stops, hidden=HIDDEN)
@@ -74,6 +89,7 @@ def test_kept_ids_are_those_wholly_before_the_stop(ids: list[int], stops: list[s
     assert len(more) > len(text) or not text.startswith(more)
 
 
+@many
 @given(some_ids, some_stops)
 def test_nothing_shown_is_taken_back(ids: list[int], stops: list[str]) -> None:
     stream = TextStream(VOCABULARY, stops, hidden=HIDDEN)
@@ -140,6 +156,32 @@ def test_of_several_stop_texts_the_first_complete_one_counts() -> None:
     assert stream.kept_ids == 1
 
 
+def test_of_several_complete_at_the_same_character_the_longest_counts() -> None:
+    stream = TextStream(VOCABULARY, ["X", "abcX", "cX"])
+    assert stream.push([IDS[b"Y"], IDS[b"abc"], IDS[b"X"]]) == "Y"
+
+
+def test_a_stop_text_that_is_complete_later_does_not_count() -> None:
+    for chunk in (1, 9):
+        stream = TextStream(VOCABULARY, ["abcX", "bc"])
+        ids = [IDS[b"ab"], ord("c"), ord("X")]
+        assert "".join(stream.push(ids[i : i + chunk]) for i in range(0, 3, chunk)) == "a"
+
+
+def test_ids_that_share_a_character_are_kept_or_dropped_together() -> None:
+    for stop, kept in (("😊", 1), ("X", 3)):
+        stream = TextStream(VOCABULARY, [stop])
+        for token_id in (IDS[b"a"], IDS[b"\xf0\x9f"], IDS[b"\x98\x8a"], ord("X")):
+            stream.push([token_id])
+        assert stream.kept_ids == kept
+
+
+def test_kept_ids_count_over_many_pushes() -> None:
+    stream = TextStream(VOCABULARY, ["X"])
+    assert "".join(stream.push([i]) for i in b"abcabcXY") == "abcabc"
+    assert stream.kept_ids == 6
+
+
 def test_an_end_id_in_front_of_the_stop_text_is_kept() -> None:
     stream = TextStream(VOCABULARY, ["X"], hidden=HIDDEN)
     assert stream.push([IDS[b"a"], CONTROL, IDS[b"X"], CONTROL]) == "a"
@@ -148,7 +190,14 @@ def test_an_end_id_in_front_of_the_stop_text_is_kept() -> None:
 
 @pytest.mark.parametrize(
     ("pieces", "text"),
-    [([b" the", b" "], "the "), ([b"a", b" the"], "a the"), ([b" ", b" the"], " the"), ([b"<|end|>", b" the"], "the")],
+    [
+        ([b"", b" the"], "the"),
+        ([b" ", b" the"], " the"),
+        ([b" the", b" "], "the "),
+        ([b"a", b" the"], "a the"),
+        ([b"  x"], " x"),
+        ([b"<|end|>", b" the"], "the"),
+    ],
 )
 def test_one_glued_space_is_dropped_at_the_beginning_only(pieces: list[bytes], text: str) -> None:
     stream = TextStream(VOCABULARY, hidden=HIDDEN, strip_space=True)
