@@ -12,7 +12,8 @@ verdict is owed, `said` up to where verdicts were sent.
     DRAFT               no session, o > own            ERROR(unknown, o)
                         o < own                        dropped
                         known > c                      ERROR(unknown, o)
-                        always, in this order          known = max; `again`: said = min(said, known), say something
+                        always, in this order          known = max; `again`: said = min(said, known), OPENED and
+                                                       VERDICT once more (the limit granted may have been lost)
                         e < E, dead, or ended          stale += n, stop here
                         e > E                          E = e, B = [], want none, end = min(known, c)
                         NAV                            want = max(want, pos + n, known + 1)
@@ -252,7 +253,7 @@ class CloudMachine:
         if m.again:
             s.said = min(s.said, s.known)
             s.repeat = True
-            replies = self._say(s)
+            replies = self._opened(s)
         return replies + self._take(s, m, now_s)
 
     def _take(self, s: _Session, m: Draft, now_s: float) -> list[Message]:
@@ -378,14 +379,16 @@ class CloudMachine:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _open_if_ready(self, s: _Session) -> list[Message]:
-        if s.cached < len(s.committed) - 1:
+        s.opened = s.cached == len(s.committed) - 1
+        return self._opened(s)
+
+    def _opened(self, s: _Session) -> list[Message]:
+        """What was granted, and what is to be said."""
+        if not s.opened:
             return []
-        s.opened = True
         limits = self.limits
-        return [
-            Opened(s.session, s.opening, s.limit, limits.draft_ahead, limits.run_ahead, self._pass_ms),
-            *self._say(s),
-        ]
+        granted = Opened(s.session, s.opening, s.limit, limits.draft_ahead, limits.run_ahead, self._pass_ms)
+        return [granted, *self._say(s)]
 
     def _say(self, s: _Session, *, counters: bool = False) -> list[Message]:
         if not s.opened or (s.said == len(s.committed) and not s.repeat):
