@@ -1,0 +1,197 @@
+"""The decoder of the llama family in plain PyTorch: RMS norm, rotary positions, grouped-query attention, SwiGLU.
+
+One code path for CPU and CUDA, float32 and bfloat16. The attention and its cache are in `kv_cache`; what is left here
+treats every row of a pass alike. Query heads are ordered by group first, so that the rows of a tile and the heads of a
+group form one axis without a copy; rotary pairs are neighbours, as GGUF files of this family store them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from copy import copy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pipesd.cloud.kv_cache import Attention, CacheShape
+
+Linear = Callable[[Tensor], Tensor]  # (rows, inputs) -> (rows, outputs)
+
+
+@dataclass(frozen=True)
+class LlamaShape:
+    """Hyperparameters of a checkpoint."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    feed_forward: int
+    width: int  # of the output layer
+    context: int  # positions that the model was trained for
+    norm_eps: float
+    rope_base: float
+    rope_factor: float = 1.0  # positions are divided by it
+    tied: bool = False  # the embeddings serve as output layer
+
+    @property
+    def groups(self) -> int:
+        """Query heads per key and value head."""
+        return self.heads // self.kv_heads
+
+    def cache(self, context: int) -> CacheShape:
+        """Sizes of the cache for this model."""
+        return CacheShape(self.layers, self.kv_heads, self.groups, self.head_size, context)
+
+
+class PlainLinear:
+    """y = W x by torch's own choice of kernel; the bits of a row may depend on the number of rows."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+class PackedLinear:
+    """y = W x by oneDNN with a weight packed once: two to three times as fast as `F.linear` on few rows, and the bits
+    of a row are the same for any number of rows from two on. Both operators are private to torch: see `packing_works`.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")  # type: ignore[no-any-return]
+
+
+class TiledLinear:
+    """y = W x by `F.linear` on eight rows at a time, the last ones filled up: one shape, hence one kernel, but slow."""
+
+    ROWS = 8
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        padded = F.pad(x, (0, 0, 0, -x.shape[0] % self.ROWS))
+        return torch.cat([F.linear(tile, self.weight) for tile in padded.split(self.ROWS)])[: x.shape[0]]
+
+
+def packing_works(inputs: Iterable[int], dtype: torch.dtype) -> bool:
+    """Whether `PackedLinear` exists here, computes W x for these input sizes, and treats rows alike. A few ms."""
+    draw = torch.Generator().manual_seed(0)
+    for size in set(inputs):
+        weight = (torch.randn(96, size, generator=draw) / size**0.5).to(dtype)
+        x = torch.randn(33, size, generator=draw).to(dtype)
+        try:
+            linear = PackedLinear(weight)
+            whole = linear(x)
+            parts = [linear(part) for part in x.split([2, 3, 5, 8, 13, 2])]
+        except (RuntimeError, AttributeError, TypeError):
+            return False
+        error = (whole.float() - x.float() @ weight.float().T).abs().max().item()
+        if not torch.equal(whole, torch.cat(parts)) or error > (1e-4 if dtype == torch.float32 else 5e-2):
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Layer:
+    attention_norm: Tensor
+    qkv: Linear  # rows: queries (group, kv head), keys (kv head), values (kv head)
+    out: Linear
+    feed_forward_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder:
+    """Weights on one device in one precision; no state.
+
+    `weight(name)` is asked once for each tensor under its GGUF name; `linear` makes the form in which matrices are
+    kept; `rope_divisors`, (head_size / 2,), divide the rotary frequencies where the checkpoint has any.
+    """
+
+    def __init__(
+        self,
+        shape: LlamaShape,
+        weight: Callable[[str], Tensor],
+        linear: Callable[[Tensor], Linear],
+        rope_divisors: Tensor | None = None,
+    ) -> None:
+        self.shape = shape
+        self.embedding = weight("token_embd.weight")
+        self.layers = [self._layer(f"blk.{i}.", weight, linear) for i in range(shape.layers)]
+        self.norm = weight("output_norm.weight")
+        self.head = linear(self.embedding if shape.tied else weight("output.weight"))
+        self.rotation = _rotation(shape, rope_divisors).to(self.embedding.device)
+
+    def _layer(self, prefix: str, weight: Callable[[str], Tensor], linear: Callable[[Tensor], Linear]) -> _Layer:
+        s = self.shape
+        by_head = (s.kv_heads, s.groups, s.head_size)
+        query = weight(prefix + "attn_q.weight").unflatten(0, by_head).transpose(0, 1).flatten(0, 2)
+        out = weight(prefix + "attn_output.weight").unflatten(1, by_head).transpose(1, 2).flatten(1, 3)
+        key, value = weight(prefix + "attn_k.weight"), weight(prefix + "attn_v.weight")
+        gate, up = weight(prefix + "ffn_gate.weight"), weight(prefix + "ffn_up.weight")
+        return _Layer(
+            attention_norm=weight(prefix + "attn_norm.weight"),
+            qkv=linear(torch.cat([query, key, value])),
+            out=linear(out),
+            feed_forward_norm=weight(prefix + "ffn_norm.weight"),
+            gate_up=linear(torch.cat([gate, up])),
+            down=linear(weight(prefix + "ffn_down.weight")),
+        )
+
+    def shallow(self) -> Decoder:
+        """The same weights with the first layer only: enough to try the kernels on."""
+        other = copy(self)
+        other.layers = self.layers[:1]
+        return other
+
+    def __call__(self, ids: Tensor, attention: Attention, wanted: Tensor | None) -> Tensor | None:
+        """Runs the pass and returns the float32 logits (len(wanted), width) of the rows `wanted`, None if it is None.
+
+        `ids`, int64, one per row of `attention`, whose slots take the new keys and values.
+        """
+        s = self.shape
+        rotation = self.rotation[attention.positions]
+        x = F.embedding(ids, self.embedding)
+        for i, layer in enumerate(self.layers):
+            heads = layer.qkv(self._normed(x, layer.attention_norm))
+            query = heads[:, : s.heads * s.head_size]
+            heads = heads.unflatten(-1, (-1, s.head_size))
+            _rotate(heads[:, : s.heads + s.kv_heads], rotation)
+            attention.store(i, heads[:, s.heads :])
+            x = x + layer.out(attention.attend(i, query))
+            gate, up = layer.gate_up(self._normed(x, layer.feed_forward_norm)).chunk(2, dim=-1)
+            x = x + layer.down(F.silu(gate).mul_(up))
+        if wanted is None:
+            return None
+        return self.head(self._normed(x[wanted], self.norm)).float()
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, (self.shape.hidden,), weight, self.shape.norm_eps)
+
+
+def _rotation(shape: LlamaShape, divisors: Tensor | None) -> Tensor:
+    """exp(i position θ_j), complex64 (context, 1, head_size / 2), with θ_j = base^(-2j / head_size)."""
+    exponents = torch.arange(0, shape.head_size, 2, dtype=torch.float64) / shape.head_size
+    angles = shape.rope_base**-exponents / shape.rope_factor
+    if divisors is not None:
+        angles = angles / divisors.double().cpu()
+    angles = torch.outer(torch.arange(shape.context, dtype=torch.float64), angles)
+    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)[:, None]
+
+
+def _rotate(heads: Tensor, rotation: Tensor) -> None:
+    """Turns the pairs of each head, (rows, heads, head_size), in place; in float32 whatever the precision."""
+    pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
+    if heads.dtype == torch.float32:
+        pairs.mul_(rotation)
+    else:
+        heads.copy_(torch.view_as_real(pairs * rotation).flatten(-2))
