@@ -135,6 +135,15 @@ class Drafter:
         return max(0, self.context - len(self._ids))
 
     @property
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know about this draft model, one line each."""
+        if self.drops_tail:
+            return ()
+        return (
+            f"{self.name} cannot drop the end of its memory, so it reads everything again after each rejection: slow",
+        )
+
+    @property
     def cached(self) -> list[int]:
         """The ids that llama.cpp's cache holds, for tests: always the first of those that the drafter knows."""
         last = self._llama.llama_memory_seq_pos_max(self._memory, 0)
