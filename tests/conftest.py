@@ -19,7 +19,7 @@ def demo_pair() -> tuple[Path, Path]:
     chosen = os.environ.get("PIPESD_DEMO_DIR")
     folder = Path(chosen) if chosen else pair_folder(cache_folder())
     if not has_pair(folder):
-        reason = f"no target.gguf and draft.gguf in {folder}; tools/demo makes them, PIPESD_DEMO_DIR names another folder"
+        reason = f"no target.gguf and draft.gguf in {folder}; tools/demo makes them, PIPESD_DEMO_DIR names others"
         if os.environ.get("PIPESD_REQUIRE_MODEL") == "1":
             pytest.fail(reason)
         pytest.skip(reason)

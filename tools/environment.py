@@ -85,8 +85,8 @@ def name_of(requirement: str) -> str:
 
 def requirements(*extras: str) -> list[str]:
     """The requirements of the package itself and of some of its extras, as setup.cfg lists them."""
-    settings = _settings()
-    lists = [settings["options"]["install_requires"], *(settings["options.extras_require"][extra] for extra in extras)]
+    found = settings()
+    lists = [found["options"]["install_requires"], *(found["options.extras_require"][extra] for extra in extras)]
     return sorted({line.strip() for text in lists for line in text.splitlines() if line.strip()})
 
 
@@ -96,10 +96,11 @@ def build_requirements() -> list[str]:
     return found
 
 
-def _settings() -> configparser.ConfigParser:
-    settings = configparser.ConfigParser(interpolation=None)
-    settings.read_string((ROOT / "setup.cfg").read_text())
-    return settings
+def settings() -> configparser.ConfigParser:
+    """What setup.cfg says."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_string((ROOT / "setup.cfg").read_text())
+    return parser
 
 
 def tested_version(name: str) -> str:
@@ -110,8 +111,8 @@ def tested_version(name: str) -> str:
 
 def locate(cache: Path) -> Environment:
     """Where the environment for this Python and these dependencies is or will be."""
-    settings = _settings()
-    parts = [settings["options"]["install_requires"], json.dumps(dict(settings["options.extras_require"]))]
+    found = settings()
+    parts = [found["options"]["install_requires"], json.dumps(dict(found["options.extras_require"]))]
     key = hashlib.sha256("\n".join([*parts, TESTED.read_text()]).encode()).hexdigest()[:10]
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return Environment(cache / "environments" / f"python{version}-{sysconfig.get_platform()}-{key}")

@@ -21,6 +21,7 @@ from workshop import (
     GRACE_S,
     Command,
     Failure,
+    Parser,
     cache_folder,
     clean_environment,
     is_ours,
@@ -53,9 +54,7 @@ folder).
 
 def main() -> int:
     """Exit code: 0 when both ways gave the same tokens, 1 when not, 2 when something cannot be had or started."""
-    parser = argparse.ArgumentParser(
-        TOOL, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(TOOL, DESCRIPTION)
     parser.add_argument("--max-tokens", type=positive, default=64, metavar="N", help="of each answer (default: 64)")
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="instead of the two; may be given again")
     parser.add_argument("--clean", action="store_true", help="remove what the tools made in the cache folder, and end")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
@@ -12,7 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from provision import Provision, provisioned
-from workshop import ROOT, Command, Failure, cache_folder, clean_environment, follow, say, seconds, stop_on_terminate
+from workshop import (
+    ROOT,
+    Command,
+    Failure,
+    Parser,
+    cache_folder,
+    clean_environment,
+    follow,
+    say,
+    seconds,
+    stop_on_terminate,
+)
 
 TOOL = "tools/test"
 TEST_LIMIT_S = 300  # a single test that takes longer is stopped and failed
@@ -44,10 +54,7 @@ class Summary:
 
 def main() -> int:
     """Exit code: 0 when all is well, 1 when a check failed, 2 when the environment cannot be made."""
-    parser = argparse.ArgumentParser(
-        TOOL, usage="%(prog)s [--quick] [pytest's arguments]", description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+    parser = Parser(TOOL, DESCRIPTION, usage="%(prog)s [--quick] [pytest's arguments]")
     parser.add_argument(
         "--quick", "--default", action="store_true",
         help="without llama-cpp-python, the model pair and the tests that need them or take long",

@@ -5,6 +5,7 @@ Nothing beyond the standard library is imported by these tools: they run before 
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import os
 import selectors
@@ -64,6 +65,17 @@ def is_ours(cache: Path) -> bool:
 def made_in(cache: Path) -> list[Path]:
     """The folders in the cache folder that bear the names of those made by these tools."""
     return sorted(path for pattern in MADE for path in cache.glob(pattern) if path.is_dir())
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses what it does not know with one line and exit code 2."""
+
+    def __init__(self, tool: str, description: str, usage: str | None = None) -> None:
+        raw = argparse.RawDescriptionHelpFormatter
+        super().__init__(tool, description=description, usage=usage, formatter_class=raw, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def say(line: str = "") -> None:
