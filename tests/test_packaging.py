@@ -174,3 +174,29 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
     assert set(metadata.get_all("Provides-Extra")) == {"edge", "cloud", "test", "bench", "dev", "all"}
     assert all(f"{program} = {place}" in programs for program, place in PROGRAMS.items())
     assert metadata.get_payload().strip() == (ROOT / "README.md").read_text().strip()
+
+
+def test_the_documentation_names_the_same_bounds() -> None:
+    notes = (ROOT / "docs" / "install.md").read_text()
+    for part, name in (("edge", "llama-cpp-python"), ("cloud", "torch")):
+        low, high = sorted(str(each).lstrip("<>=") for each in extra(part)[name].specifier)
+        assert f"{name} ({low} up to, not including, {high})" in notes
+
+
+def test_the_options_of_the_readme_exist() -> None:
+    text = "\n".join([(ROOT / "README.md").read_text(), (ROOT / "docs" / "install.md").read_text()])
+    known = set()
+    for program, command in (("edge", "generate"), ("edge", "chat"), ("cloud", "serve")):
+        code = f"from pipesd.{program}.cli import main; main(['{command}', '--help'])"
+        known |= set(re.findall(r"--[a-z][a-z-]+", in_python(code)))
+    for tool in ("demo", "test"):
+        done = subprocess.run([ROOT / "tools" / tool, "--help"], capture_output=True, text=True, timeout=60)
+        known |= set(re.findall(r"--[a-z][a-z-]+", done.stdout))
+    of_others = {"--index-url", "--extra-index-url", "--install"}  # pip, xcode-select
+    assert set(re.findall(r"--[a-z][a-z-]+", text)) - known <= of_others
+    example = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert example
+    compile(example[1], "README.md", "exec")
+    imported = re.search(r"from pipesd import (.*)", example[1])
+    assert imported
+    assert all(hasattr(pipesd, name) for name in imported[1].split(", "))
