@@ -256,7 +256,7 @@ class EdgeMachine:
         return []
 
     def not_sent(self, message: Message) -> None:
-        """The link did not take `message`: what it carried is still to be said. (A lost OPEN waits for its deadline.)"""
+        """The link did not take `message`: what it carried is still to be said. A lost OPEN waits for its deadline."""
         if isinstance(message, Draft) and (message.opening, message.epoch) == (self.opening, self.epoch):
             self.sent = max(len(self.committed), min(self.sent, message.pos))
             self._nav_said = self._nav_said and not message.nav
@@ -353,7 +353,7 @@ class EdgeMachine:
         assert self._request is not None
         self._limit = min(self._request.limit, message.limit)
         self._draft_ahead = min(self._draft_ahead_wanted, message.draft_ahead)
-        self._run_ahead = message.run_ahead
+        self._run_ahead = max(message.run_ahead, 1)
         room = max(self._limit - 1 - len(self.committed), 0)
         actions = self._shorten(min(self._draft_ahead, room))
         if len(self.committed) >= self._limit:
