@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -155,6 +156,21 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PIPESD_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(Failure, match=r"file/cache cannot be written .*PIPESD_CACHE"):
         workshop.make_cache_folder()
+
+
+def test_a_second_run_waits_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with workshop.lock(tmp_path, "prepare"):
+
+            def second() -> float:
+                with workshop.lock(tmp_path, "prepare", wait="waiting for the first"):
+                    return time.monotonic()
+
+            entered = pool.submit(second)
+            time.sleep(0.3)
+            left_s = time.monotonic()
+        assert entered.result(timeout=20) >= left_s
+    assert capsys.readouterr().err == "waiting for the first\n"
 
 
 # commands with progress
