@@ -73,7 +73,7 @@ class WorkerProcess:
         self._process.kill()
         return True
 
-    def close(self, wait_s: float) -> None:
+    def close(self, wait_s: float) -> bool:
         self._process.join(wait_s)
         if self._process.exitcode is None:
             self._process.kill()
@@ -82,6 +82,7 @@ class WorkerProcess:
         self._reasons.close()
         self.settled()
         self._process.close()
+        return True
 
     def _reason(self) -> str:
         try:
@@ -118,11 +119,12 @@ class WorkerThread:
         self._stop.set()
         return False
 
-    def close(self, wait_s: float) -> None:
+    def close(self, wait_s: float) -> bool:
         self._stop.set()
         self._thread.join(wait_s)
         self.pair.close()
         self._ended_reader.close()
+        return not self._thread.is_alive()
 
     def _main(self, context: Context, endpoint: str, body: WorkerBody) -> None:
         self._ending = _run(lambda: body(endpoint, context=context, stop=self._stop))

@@ -57,8 +57,8 @@ class RunningWorker(Protocol):
     def kill(self) -> bool:
         """End it at once; False if it cannot be ended from outside (a thread)."""
 
-    def close(self, wait_s: float) -> None:
-        """Wait for its end for at most `wait_s`, kill it if that helps, and release everything."""
+    def close(self, wait_s: float) -> bool:
+        """Wait for its end for at most `wait_s`, kill it if that helps, release everything; False if it still runs."""
 
 
 Launcher = Callable[[int], RunningWorker]
@@ -162,13 +162,12 @@ class Supervisor:
 
     def stop(self, farewell: bytes, wait_s: float) -> None:
         """Tells all to end, waits for at most `wait_s` together, kills the rest."""
-        running = [worker.running for worker in self.workers if worker.running is not None]
-        for each in running:
-            each.pair.send(farewell)
-        for each in running:
-            each.close(wait_s / len(running))
-        for worker in self.workers:
-            if worker.running is not None and worker.running.ended() is not None:
+        running = [worker for worker in self.workers if worker.running is not None]
+        for worker in running:
+            worker.tell(farewell, worker.heard_s)
+        for worker in running:
+            assert worker.running is not None
+            if worker.running.close(wait_s / len(running)):
                 worker.running = None
             worker.phase = Phase.RESTING
         self.changes += 1
