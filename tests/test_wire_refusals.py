@@ -231,6 +231,11 @@ def test_an_unknown_kind_is_refused(kind: Any) -> None:
     assert "wanted a kind of version 1.0" in str(error)
 
 
+@pytest.mark.parametrize("kind", [5.0, "5", b"\x05", {}, (5,)])
+def test_a_kind_that_is_no_integer_is_refused_however_right_the_rest(kind: Any) -> None:
+    assert refusal(msgpack.packb((kind, *fields_of(PLAIN_DRAFT)[1:]))).field == "kind"
+
+
 @pytest.mark.parametrize("message", [READY, wire.Beat(0, 0, 2, 3), wire.Gone(SESSION, 1)], ids=name_of)
 def test_what_only_a_worker_says_is_refused_from_outside(message: wire.Message) -> None:
     error = refusal(encode(message), internal=False)
@@ -295,6 +300,9 @@ def test_a_message_over_the_limit_is_refused_before_it_is_decoded(monkeypatch: p
     error = refusal(bytes(wire.MAX_MESSAGE_BYTES + 1), internal=False)
     assert str(error) == "message.length: got 1052673 bytes, wanted at most 1052672 bytes"
     assert refusal(bytes(wire.MAX_INTERNAL_BYTES + 1)).field == "length"
+    monkeypatch.undo()
+    assert refusal(bytes(wire.MAX_MESSAGE_BYTES), internal=False).field == "bytes"
+    assert refusal(bytes(wire.MAX_INTERNAL_BYTES)).field == "bytes"
 
 
 class Bomb:

@@ -107,6 +107,8 @@ WRONG_VALUES += [
     (DRAFT, "p_draft", (0.5,), "DRAFT.p_draft: got 1 probabilities, wanted as many as ids, 2"),
     (DRAFT, "p_draft", (0.5,) * 4097, "DRAFT.p_draft: got 4097 probabilities"),
     (VERDICT, "ids", (-1,), "VERDICT.ids: got -1"),
+    (PLAIN_VERDICT, "ids", b"1234", "VERDICT.ids: got 4 bytes, wanted a sequence of ids"),
+    (PLAIN_VERDICT, "ids", (2**31,), "VERDICT.ids: got id 2147483648"),
     (VERDICT, "ids", (2**31,), "VERDICT.ids: got id 2147483648"),
     (VERDICT, "ids", [0] * 4097, "VERDICT.ids: got 4097 ids"),
     (VERDICT, "more", 1, "VERDICT.more: got 1"),
