@@ -177,6 +177,8 @@ def test_prefill_in_small_pieces_can_be_left_at_any_time(drafter: Drafter, tiny:
     assert drafter.prefill(0) == 300
     assert drafter.prefill(70) == 230
     assert drafter.cached == prompt[:70]
+    drafter.rollback(70)  # its logits were not asked for
+    assert drafts(drafter, 2) == greedy(tiny, prompt[:70], 2)
     drafter.rollback(50)  # cancelled: usable at once
     drafter.extend(PROMPT)
     assert drafts(drafter, 4) == greedy(tiny, prompt[:50] + PROMPT, 4)
@@ -224,7 +226,7 @@ def test_padding_ids_are_never_proposed_and_the_probability_counts_the_whole_row
 def test_a_row_that_is_not_finite_gives_a_guess_without_confidence(drafter: Drafter, bad: float) -> None:
     for row in (np.full(512, bad, np.float32), np.r_[np.zeros(500), [bad] * 12].astype(np.float32)):
         drafter._logits = lambda row=row: row  # type: ignore[method-assign, misc]
-        with np.errstate(all="ignore"):
+        with np.errstate(all="raise", under="ignore"):
             token_id, p_draft = drafter._choose()
         assert 0 <= token_id < 512 and 0.0 <= p_draft <= 1.0
         if bad != -np.inf:

@@ -253,12 +253,13 @@ class Drafter:
     def _choose(self) -> tuple[int, float]:
         row = self._logits()
         token_id = int(row[: self._real].argmax())
-        top = row[token_id] if self._real == self._width else row.max()
+        top = row.max()
+        if not np.isfinite(top):
+            return token_id, 0.0
         np.subtract(row, top, out=self._scratch)
         own = float(np.exp(self._scratch[token_id]))
         np.exp(self._scratch, out=self._scratch)
-        p_draft = own / float(self._scratch.sum())
-        return token_id, p_draft if np.isfinite(p_draft) else 0.0
+        return token_id, own / float(self._scratch.sum())
 
     def _try_to_drop(self) -> bool:
         """Whether the end of the cache can be dropped, tried: the logits afterwards must be those of a fresh cache."""
