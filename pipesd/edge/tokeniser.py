@@ -18,7 +18,7 @@ from pipesd.edge.trial import try_model
 from pipesd.errors import UsageError
 
 _NO_VOCABULARY, _SENTENCEPIECE = 0, 1  # enum llama_vocab_type
-_UNKNOWN, _CONTROL = 2, 8  # enum llama_token_attr
+_UNKNOWN, _CONTROL = 1, 8  # enum llama_token_attr
 
 
 class Weights:
@@ -105,7 +105,9 @@ class Tokeniser:
             i for i in range(width) if llama.llama_vocab_get_attr(handle, i) & (_UNKNOWN | _CONTROL)
         }
         bos = llama.llama_vocab_bos(handle)
-        self.bos_id: int | None = bos if bos >= 0 else None
+        # where a file names none, llama.cpp guesses; only for SentencePiece is the guess a start id
+        named = weights.header.values.get("tokenizer.ggml.bos_token_id", bos if kind == _SENTENCEPIECE else None)
+        self.bos_id: int | None = bos if bos == named and bos >= 0 else None
         self.add_bos = bool(llama.llama_vocab_get_add_bos(handle)) and self.bos_id is not None
         said = weights.header.values.get("tokenizer.ggml.add_space_prefix", True)
         self.add_space_prefix = kind == _SENTENCEPIECE and bool(said)
