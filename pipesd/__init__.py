@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from pipesd.cloud.server import CloudServer
     from pipesd.config import CloudConfig, EdgeConfig, GenerateConfig
     from pipesd.core import Piece
+    from pipesd.edge.aio import AsyncEdgeSession
     from pipesd.edge.session import EdgeSession
     from pipesd.errors import PipeSDError
 
 _PLACES = {
+    "AsyncEdgeSession": "pipesd.edge.aio",
     "CloudConfig": "pipesd.config",
     "CloudServer": "pipesd.cloud.server",
     "EdgeConfig": "pipesd.config",
@@ -28,6 +30,7 @@ _PLACES = {
 }
 
 __all__ = [
+    "AsyncEdgeSession",
     "CloudConfig",
     "CloudServer",
     "EdgeConfig",

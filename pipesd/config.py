@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import math
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -124,18 +124,18 @@ def check(config: Any) -> None:
         wanted = _base_type(kind)
         if wanted is tuple:
             if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
-                raise UsageError(f"{name}: got {value!r}, wanted texts")
+                raise UsageError(f"{name}: got {value!r}, wanted a list of texts")
             continue
-        if wanted is float and type(value) is int:
-            object.__setattr__(config, f.name, float(value))
-            value = float(value)
-        if not _is_a(value, wanted):
+        whole = wanted is float and type(value) is int
+        if not (whole or _is_a(value, wanted)):
             raise UsageError(f"{name}: got {value!r}, wanted {_NAMES[wanted]}")
         low, high, choices = f.metadata["low"], f.metadata["high"], f.metadata["choices"]
         if wanted in (int, float) and not _within(value, low, high):
             raise UsageError(f"{name}: got {value!r}, wanted {_range(low, high)}")
         if choices and value not in choices:
             raise UsageError(f"{name}: got {value!r}, wanted one of {', '.join(choices)}")
+        if whole:
+            object.__setattr__(config, f.name, float(value))
 
 
 def add_flags(parser: argparse.ArgumentParser, kind: type, *, leave_out: Sequence[str] = ()) -> None:
@@ -166,7 +166,7 @@ def make_config(kind: type[Config], table: Mapping[str, Any], given: Mapping[str
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise UsageError(f"unknown key {key!r} in the configuration file: {hint}")
+            raise UsageError(f"unknown option {key!r}: {hint}")
         values[name] = tuple(value) if isinstance(value, list) else value
     for name in known:
         if name in given:
@@ -184,7 +184,7 @@ def read_tables(path: str | None, names: Sequence[str]) -> dict[str, dict[str, A
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"configuration file {file}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # no UTF-8, no TOML, or a number of thousands of digits
         raise UsageError(f"configuration file {file}: not TOML: {error}") from error
     for name, table in tables.items():
         if name not in names:
@@ -211,7 +211,8 @@ def _is_a(value: Any, wanted: type) -> bool:
 
 
 def _within(value: float, low: float | None, high: float | None) -> bool:
-    return math.isfinite(value) and (low is None or value >= low) and (high is None or value <= high)
+    finite = abs(value) <= sys.float_info.max  # also of whole numbers that no float can hold
+    return finite and (low is None or value >= low) and (high is None or value <= high)
 
 
 def _range(low: float | None, high: float | None) -> str:

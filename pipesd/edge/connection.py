@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
 from pipesd.clock import Clock
+from pipesd.config import EdgeConfig
 from pipesd.core import Vocabulary
-from pipesd.errors import ProtocolError, Refused, Unreachable, VocabularyMismatch
+from pipesd.errors import Cancelled, PipeSDError, ProtocolError, Refused, Unreachable, VocabularyMismatch
+from pipesd.metrics import EventLog
 from pipesd.protocol.messages import (
     FEATURES,
     MAJOR,
     MINOR,
+    Draft,
     Error,
     ErrorCode,
     Hello,
     Message,
     Open,
+    Opened,
     Probe,
     Probed,
+    Verdict,
     Welcome,
 )
 from pipesd.protocol.vocabulary import (
@@ -38,51 +44,61 @@ APART = (Hello, Open)  # not counted in a generation's bytes
 class Connection:
     """One DEALER to one cloud. It belongs to one thread at a time: see `adopt`."""
 
-    def __init__(self, context: Context, address: str, clock: Clock) -> None:
-        self._socket = edge_socket(context, address)
+    def __init__(self, config: EdgeConfig, clock: Clock, events: EventLog) -> None:
+        self._context = Context()
+        try:
+            self._socket = edge_socket(self._context, config.cloud)
+        except PipeSDError:
+            self._context.term()
+            raise
+        self._connect_s, self._patience_s = config.connect_s, config.patience_s
         self._clock = clock
+        self._events = events
+        self._woken = False
         self._probes = count(1)
         self._probed_s: dict[int, float] = {}
         self.address = self._socket.address
         self.rtt_s = 0.0  # of the last probe that was answered
         self.bytes_up = 0
         self.bytes_down = 0
-        self.last_bytes = 0  # of the last message received
 
     def adopt(self) -> None:
         """Make the calling thread the owner."""
         self._socket.adopt()
 
     def wake(self) -> None:
-        """End the owner's wait; any thread may call it."""
+        """End the owner's wait, or its greeting; any thread may call it."""
+        self._woken = True
         self._socket.wake()
 
     def close(self) -> None:
+        """Close; what was sent has the linger time of the socket to leave."""
         self._socket.close()
+        self._context.term()
 
-    def send(self, message: Message) -> int:
-        """Give a message to the link; returns its bytes, 0 if the cloud is away and nothing was sent."""
+    def send(self, message: Message) -> bool:
+        """Give a message to the link; False: the cloud is away, nothing was sent."""
         payload = encode(message)
-        if not self._socket.send(payload):
-            return 0
-        if not isinstance(message, APART):
+        sent = self._socket.send(payload)
+        if sent and not isinstance(message, APART):
             self.bytes_up += len(payload)
-        return len(payload)
+        self._events.record("sent", **_shown(message), bytes=len(payload) * sent)
+        return sent
 
     def receive(self, wait_s: float) -> Message | None:
         """The next message, or None if none came within `wait_s` or `wake` was called."""
         payload = self._socket.receive(wait_s)
         if payload is None:
             return None
-        self.last_bytes = len(payload)
         self.bytes_down += len(payload)
         message = decode(payload)
+        self._events.record("received", **_shown(message), bytes=len(payload))
         if isinstance(message, Probed) and message.token in self._probed_s:
             self.rtt_s = self._clock.now() - self._probed_s.pop(message.token)
             self._probed_s.clear()
         return message
 
-    def probe(self, session: int) -> int:
+    def probe(self, session: int) -> bool:
         """Ask whether the front, and the session's worker, live; the answer also tells the round trip."""
         token = next(self._probes)
         self._probed_s[token] = self._clock.now()
@@ -92,32 +108,35 @@ class Connection:
         """One line on why there is no answer."""
         return self._socket.explain()
 
-    def greet(self, session: int, model: str, vocabulary: Vocabulary, connect_s: float, patience_s: float) -> Welcome:
+    def greet(self, session: int, model: str, vocabulary: Vocabulary) -> Welcome:
         """Exchange HELLO and WELCOME, and measure the round trip; `model` is the name of the draft model.
 
-        Raises Unreachable if no cloud answers within `connect_s` (`patience_s` if it answers that its worker is
-        starting), Refused for another version, VocabularyMismatch if the ids mean different texts.
+        Raises Unreachable if no cloud answers within the configuration's `connect_s` (`patience_s` if it answers that
+        its worker is starting), Refused for another version, VocabularyMismatch if the ids mean different texts,
+        Cancelled after `wake`.
         """
         own_hash = vocabulary_hash(vocabulary)
         hello = Hello(session, 0, MAJOR, MINOR, FEATURES, vocabulary.real_size, own_hash)
-        welcome = self._ask(hello, connect_s, patience_s)
+        welcome = self._ask(hello)
         if welcome.vocabulary_hash != own_hash:
-            raise self._mismatch(hello, welcome, model, vocabulary, connect_s, patience_s)
+            raise self._mismatch(hello, welcome, model, vocabulary)
         self.probe(session)
-        deadline_s = self._clock.now() + connect_s
+        deadline_s = self._clock.now() + self._connect_s
         while not self.rtt_s and self._clock.now() < deadline_s:
             self.receive(deadline_s - self._clock.now())
         return welcome
 
-    def _ask(self, hello: Hello, connect_s: float, patience_s: float) -> Welcome:
+    def _ask(self, hello: Hello) -> Welcome:
         started_s = self._clock.now()
         again_s = give_up_s = 0.0
         starting = ""
         while True:
+            if self._woken:
+                raise Cancelled(f"interrupted while waiting for the cloud at {self.address}")
             now_s = self._clock.now()
-            give_up_s = started_s + (patience_s if starting else connect_s)
+            give_up_s = started_s + (self._patience_s if starting else self._connect_s)
             if now_s >= give_up_s:
-                raise Unreachable(starting or f"{self.explain()} (waited {connect_s:g} s)")
+                raise Unreachable(starting or f"{self.explain()} (waited {self._connect_s:g} s)")
             if now_s >= again_s:
                 again_s = now_s + (HELLO_AGAIN_S if self.send(hello) else 0.02)
             message = self.receive(min(again_s, give_up_s) - now_s)
@@ -129,9 +148,7 @@ class Connection:
                 else:
                     raise refusal(message.code, message.text)
 
-    def _mismatch(
-        self, hello: Hello, welcome: Welcome, model: str, vocabulary: Vocabulary, connect_s: float, patience_s: float
-    ) -> VocabularyMismatch:
+    def _mismatch(self, hello: Hello, welcome: Welcome, model: str, vocabulary: Vocabulary) -> VocabularyMismatch:
         """Name the first id whose text differs, after asking for the block that holds it."""
         text = (
             f"draft model {model} ({vocabulary.real_size} ids) does not fit the cloud's {welcome.model} "
@@ -139,7 +156,7 @@ class Connection:
         )
         block = first_differing_block(block_hashes(vocabulary), welcome.block_hashes or b"")
         if block is not None:
-            answer = self._ask(hello._replace(block=block), connect_s, patience_s)
+            answer = self._ask(hello._replace(block=block))
             found = first_difference(block_pieces(vocabulary, block), answer.pieces or (), block)
             if found is None:
                 raise ProtocolError(f"the cloud says that block {block} of its vocabulary differs, but it does not")
@@ -154,3 +171,11 @@ def refusal(code: int, text: str) -> Refused | Unreachable | ProtocolError:
     if code in (ErrorCode.INTERNAL, ErrorCode.STARTING, ErrorCode.DRAINING, ErrorCode.UNKNOWN):
         return Unreachable(f"the cloud gave up: {text}")
     return Refused(f"the cloud refuses: {text}", code)
+
+
+def _shown(message: Message) -> dict[str, Any]:
+    """What an event log shows of a message: nothing of the prompt."""
+    shown: dict[str, Any] = {"kind": type(message).__name__, "opening": message.opening}
+    if isinstance(message, Draft | Verdict | Opened):
+        shown.update((name, value) for name, value in message._asdict().items() if name != "session")
+    return shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from pipesd.clock import Clock
 from pipesd.core import Piece
@@ -18,7 +18,6 @@ def generate_alone(
     drafter: Drafter,
     ids: Sequence[int],
     end_ids: frozenset[int],
-    cancelled: Callable[[], bool],
     clock: Clock,
 ) -> Iterator[Piece]:
     """Generate behind `ids` with the draft model's own greedy choices; nothing is verified."""
@@ -26,12 +25,11 @@ def generate_alone(
     drafter.extend(ids)
     if drafter.room <= 0:
         raise UsageError(f"the prompt has {len(ids)} ids, more than the draft model's context: shorten the prompt")
-    while drafter.prefill(PREFILL_PIECE) and not cancelled():
+    while drafter.prefill(PREFILL_PIECE) and not run.cancelled.is_set():
         pass
-    run.cloud_opened = run.prefilled = True
-    run.opened(clock.now(), drafts=True)
+    run.opened(clock.now(), cloud=True, drafter=True)
     while run.reason is None:
-        if cancelled():
+        if run.cancelled.is_set():
             run.reason = "cancelled"
             break
         token, _ = run.draft(drafter, clock)

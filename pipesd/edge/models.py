@@ -9,7 +9,8 @@ from typing import Protocol
 
 from pipesd.config import EdgeConfig
 from pipesd.edge.chat import ChatTokeniser
-from pipesd.errors import UsageError
+from pipesd.errors import Refused, UsageError
+from pipesd.protocol.messages import MAX_IDS_OPEN, ErrorCode, Welcome
 
 log = logging.getLogger("pipesd.edge")
 
@@ -59,22 +60,48 @@ def load_models(config: EdgeConfig, *, drafter: bool) -> tuple[Drafter | None, T
     if not drafter:
         return None, LlamaTokeniser.open(config.draft)
     loaded = LlamaDrafter(config.draft, context=config.context, threads=config.threads, gpu_layers=config.gpu_layers)
+    for notice in loaded.notices:
+        log.warning(notice)
     log.info("draft model %s: %d threads, context %d", loaded.name, loaded.threads, loaded.context)
     return loaded, loaded.tokeniser
 
 
-def prompt_ids(tokeniser: Tokeniser, prompt: str | Sequence[int]) -> list[int]:
-    """The ids of a prompt, given as text or as ids. Raises UsageError if it is empty or outside the vocabulary."""
-    if isinstance(prompt, str):
-        if tokeniser.repeats_bos(prompt):
-            log.warning("the prompt begins with the start token, which is added anyway: it is taken once")
-        ids = tokeniser.encode(prompt, special=True)
-    else:
+def prompt_ids(tokeniser: Tokeniser, prompt: str | Sequence[int], welcome: Welcome | None) -> list[int]:
+    """The ids of a prompt, given as text or as ids.
+
+    Raises UsageError if it is empty, outside the vocabulary or neither text nor ids, Refused if the cloud that said
+    `welcome` has no room for it and one token more.
+    """
+    ids = _encoded(tokeniser, prompt) if isinstance(prompt, str) else _checked(prompt, tokeniser.vocabulary.size)
+    if not ids:
+        raise UsageError("the prompt is empty, and the model has no start token: give at least one character")
+    if welcome is not None and len(ids) >= min(welcome.context, MAX_IDS_OPEN):
+        raise Refused(
+            f"the prompt has {len(ids)} ids, the target's context is {welcome.context}: shorten the prompt",
+            ErrorCode.LIMIT,
+        )
+    return ids
+
+
+def _encoded(tokeniser: Tokeniser, text: str) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        wrong = f"{text[error.start]!r} at position {error.start}"
+        raise UsageError(f"the prompt holds {wrong}, which is no character: give it in UTF-8") from None
+    if tokeniser.repeats_bos(text):
+        log.warning("the prompt begins with the start token, which is added anyway: it is taken once")
+    return tokeniser.encode(text, special=True)
+
+
+def _checked(prompt: Sequence[int], width: int) -> list[int]:
+    if isinstance(prompt, bytes | bytearray):
+        raise UsageError("the prompt is bytes: give a text, or token ids as a list")
+    try:
         ids = [operator.index(token) for token in prompt]
-    width = tokeniser.vocabulary.size
+    except TypeError as error:
+        raise UsageError(f"the prompt is neither a text nor token ids: {error}") from None
     for token in ids:
         if not 0 <= token < width:
             raise UsageError(f"id {token} in the prompt is outside the vocabulary of {width} ids")
-    if not ids:
-        raise UsageError("the prompt is empty, and the model has no start token: give at least one character")
     return ids

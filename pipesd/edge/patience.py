@@ -15,7 +15,8 @@ class Patience:
 
     A deadline is at least 5 round trips and the longest pass announced; it doubles while nothing of this opening comes
     and goes back at any message of it. Silence of `patience_s`, or ten times that without a word of this opening though
-    the cloud answers probes, ends the generation.
+    the cloud answers probes, ends the generation. Time by which a question comes too late does not count: then it was
+    this side that did not listen (a long step of the draft model, a process that was stopped).
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -29,6 +30,7 @@ class Patience:
         """Begin a generation, or learn a longer pass."""
         self._base_s = min(MOST_DEADLINE_S, max(RTTS * rtt_s, 2 * pass_s, LEAST_DEADLINE_S))
         self._any_s = self._own_s = now_s
+        self._retry = self._retry_since_s = None
         self._step_s = self._base_s
         self._next_s = now_s + self._step_s
 
@@ -56,7 +58,9 @@ class Patience:
         """Whether it is time to come again; raises what the cloud said once that has gone on for `patience_s`."""
         if self._retry is None or now_s < self._retry[0]:
             return False
-        if self._retry_since_s is not None and now_s - self._retry_since_s > self.patience_s:
+        assert self._retry_since_s is not None
+        self._retry_since_s += now_s - self._retry[0]
+        if now_s - self._retry_since_s > self.patience_s:
             raise self._retry[1]
         self._retry = None
         self._next_s = now_s + self._step_s
@@ -67,8 +71,12 @@ class Patience:
         up."""
         if self._retry is not None or now_s < self._next_s:
             return False
+        self._any_s += now_s - self._next_s
+        self._own_s += now_s - self._next_s
         if now_s - self._any_s > self.patience_s:
-            raise Unreachable(f"nothing heard from the cloud for {self.patience_s:g} s")
+            raise Unreachable(
+                f"nothing heard from the cloud for {self.patience_s:g} s: check that it runs and can be reached"
+            )
         if now_s - self._own_s > GIVE_UP_FACTOR * self.patience_s:
             raise Unreachable(
                 f"the cloud answers probes but not this generation, for {GIVE_UP_FACTOR * self.patience_s:g} s"

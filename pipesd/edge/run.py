@@ -1,9 +1,11 @@
-"""What belongs to one generation: its text, ids, pieces, times and counts."""
+"""What belongs to one generation: its iterator; its text, ids, pieces, times and counts."""
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 from pipesd.clock import Clock
 from pipesd.config import GenerateConfig
@@ -13,25 +15,66 @@ from pipesd.edge.text import TextStream
 from pipesd.metrics import Meter, Tally
 
 
-class Run:
-    """What belongs to one generation."""
+class Pieces(Iterator[Piece]):
+    """The output of one generation, piece by piece. Threads may share it: they advance it in turn."""
 
-    def __init__(self, tokeniser: Tokeniser, config: GenerateConfig, now_s: float, *, answer: bool) -> None:
+    def __init__(
+        self,
+        begin: Callable[[Callable[[], Pieces | None]], Generator[Piece, None, None]],
+        cancelled: threading.Event,
+        wake: Callable[[], None],
+    ) -> None:
+        """`begin` makes the generator behind it, given a reference to this iterator that does not keep it alive."""
+        self._steps = begin(weakref.ref(self))
+        self._cancelled = cancelled
+        self._wake = wake
+        self._turn = threading.Lock()
+
+    def __next__(self) -> Piece:
+        with self._turn:
+            return next(self._steps)
+
+    def cancel(self) -> None:
+        """End the generation at its next step, from any thread or signal handler."""
+        self._cancelled.set()
+        self._wake()
+
+    def close(self, wait_s: float = -1.0) -> None:
+        """End the generation here; waits for a step that runs in another thread, or gives up after `wait_s`."""
+        self.cancel()
+        if self._turn.acquire(timeout=wait_s):
+            try:
+                self._steps.close()
+            finally:
+                self._turn.release()
+
+
+class Run:
+    """What belongs to one generation; `begin` before its first token. `now_s` is the time of the call."""
+
+    stream: TextStream
+
+    def __init__(self, config: GenerateConfig, now_s: float, *, answer: bool) -> None:
         self.config = config
-        self.stream = TextStream(
-            tokeniser.vocabulary,
-            config.stop,
-            hidden=tokeniser.hidden_ids,
-            strip_space=answer and tokeniser.add_space_prefix,
-        )
+        self.answer = answer
+        self.cancelled = threading.Event()
         self.meter = Meter(now_s)
         self.tally = Tally()
         self.ids: list[int] = []
         self.pieces: deque[Piece] = deque()
         self.reason: FinishReason | None = None
-        self.cloud_opened = False
-        self.prefilled = False
+        self.cloud_opened = self.prefilled = False
         self.origin: Origin = "target"  # of the last piece
+
+    def begin(self, tokeniser: Tokeniser, *, drafts: bool) -> None:
+        """Make the text's stream; without drafts there is nothing to prefill here."""
+        self.prefilled = not drafts
+        self.stream = TextStream(
+            tokeniser.vocabulary,
+            self.config.stop,
+            hidden=tokeniser.hidden_ids,
+            strip_space=self.answer and tokeniser.add_space_prefix,
+        )
 
     def commit(self, ids: Sequence[int], origins: Sequence[Origin], now_s: float) -> None:
         """Take committed ids: one piece for each stretch of one origin."""
@@ -63,7 +106,9 @@ class Run:
         if text:
             yield Piece(text, (), self.origin)
 
-    def opened(self, now_s: float, *, drafts: bool) -> None:
-        """The output's time begins when both sides have prefilled."""
-        if self.meter.opened_s is None and self.cloud_opened and (self.prefilled or not drafts):
+    def opened(self, now_s: float, *, cloud: bool = False, drafter: bool = False) -> None:
+        """A side has prefilled. The output's time begins when both have."""
+        self.cloud_opened |= cloud
+        self.prefilled |= drafter
+        if self.meter.opened_s is None and self.cloud_opened and self.prefilled:
             self.meter.opened_s = now_s

@@ -6,18 +6,13 @@ be said, the strategy when to ask for verification. One thread does it all: Zero
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import logging
 import os
 import secrets
 import threading
-import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Self
-
-import zmq
 
 from pipesd.clock import Clock, SystemClock
 from pipesd.config import EdgeConfig, GenerateConfig, make_config
@@ -26,12 +21,12 @@ from pipesd.edge.connection import Connection, refusal
 from pipesd.edge.local import PREFILL_PIECE, generate_alone
 from pipesd.edge.models import Drafter, Tokeniser, load_models, prompt_ids
 from pipesd.edge.patience import Patience
-from pipesd.edge.run import Run
+from pipesd.edge.run import Pieces, Run
 from pipesd.errors import UsageError
 from pipesd.metrics import EventLog, summary
 from pipesd.policy.strategy import make_strategy
 from pipesd.protocol import edge_machine as em
-from pipesd.protocol.messages import MAJOR, Draft, Error, Message, Opened, Probed, ProbeStatus, Verdict, Welcome
+from pipesd.protocol.messages import MAJOR, Error, Message, Opened, Probed, ProbeStatus, Verdict, Welcome
 from pipesd.protocol.vocabulary import new_session
 
 CLOSE_S = 5.0  # how long `close` waits for a generation in another thread to end
@@ -67,65 +62,74 @@ class EdgeSession:
         self._machine = em.EdgeMachine(new_session(), config.draft_ahead)
         self._patience = Patience(config.patience_s)
         self._events = EventLog(config.events, self._clock)
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._connection: Connection | None = None
         self._welcome: Welcome | None = None
         self._opened = self._closed = False
-        self._cancelled = threading.Event()
-        self._busy = threading.Lock()
-        self._active: Callable[[], Generator[Piece, None, None] | None] = lambda: None  # the last iterator given out
+        self._busy = threading.Lock()  # held from a generation's first step to its last
+        self._active: Callable[[], Pieces | None] = lambda: None  # the iterator of the last generation that began
         self._pid = os.getpid()
 
     # -- opening and closing ------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Load the models, connect, compare vocabularies. Raises what any of these has to say; harmless twice."""
+        """Load the models, connect, compare vocabularies. Raises what any of these has to say, and may be called again
+        then; does nothing once the session is open."""
         self._check_usable()
         if self._opened:
             return
-        config = self.config
+        try:
+            self._open(self.config)
+        except BaseException:
+            self._disconnect()
+            raise
+        self._opened = True
+
+    def _open(self, config: EdgeConfig) -> None:
         if self.strategy.uses_cloud:
-            self._context = zmq.Context()
-            self._connection = Connection(self._context, config.cloud, self._clock)  # connects while the models load
+            self._connection = Connection(config, self._clock, self._events)  # connects while the models load
         needs_drafter = self.strategy.drafts or not self.strategy.uses_cloud
         if self._tokeniser is None or (needs_drafter and self._drafter is None):
             self._drafter, self._tokeniser = load_models(config, drafter=needs_drafter)
             self._owned = [part for part in (self._drafter, self._tokeniser) if part is not None]
         if self._connection is not None:
-            name, vocabulary = self._tokeniser.name, self._tokeniser.vocabulary
-            session = self._machine.session
-            self._welcome = self._connection.greet(session, name, vocabulary, config.connect_s, config.patience_s)
-        self._opened = True
+            tokeniser = self._tokeniser
+            self._welcome = self._connection.greet(self._machine.session, tokeniser.name, tokeniser.vocabulary)
 
     def close(self) -> None:
         """End what is running, tell the cloud, free the models. May be called twice, and from any thread."""
         if self._closed or self._pid != os.getpid():
             return
         self.cancel()
-        pieces = self._active()
-        if pieces is not None and inspect.getgeneratorstate(pieces) == inspect.GEN_SUSPENDED:
-            pieces.close()
+        if (pieces := self._active()) is not None:
+            pieces.close(CLOSE_S)
         if not self._busy.acquire(timeout=CLOSE_S):
             raise UsageError("a generation of this session still runs in another thread: end it before the session")
         try:
             self._closed = True
-            if self._connection is not None:
-                self._connection.adopt()
-                self._perform(None, self._machine.close())
-                self._connection.close()
-            if self._context is not None:
-                self._context.term()
+            self._disconnect()
             for part in self._owned:
                 part.close()
             self._events.close()
         finally:
             self._busy.release()
 
-    def cancel(self) -> None:
-        """End the running generation; from any thread or signal handler. Without one nothing happens."""
-        self._cancelled.set()
+    def _disconnect(self) -> None:
         if self._connection is not None:
-            self._connection.wake()
+            self._connection.adopt()
+            self._perform(None, self._machine.close())
+            self._connection.close()
+            self._connection = None
+
+    def cancel(self) -> None:
+        """End the running generation, within one step of the draft model, or `open` where it waits for the cloud. From
+        any thread or signal handler; where nothing runs, nothing happens."""
+        if (pieces := self._active()) is not None:
+            pieces.cancel()
+        self._wake()
+
+    def _wake(self) -> None:
+        if (connection := self._connection) is not None:
+            connection.wake()
 
     def __enter__(self) -> Self:
         try:
@@ -135,9 +139,7 @@ class EdgeSession:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -153,51 +155,57 @@ class EdgeSession:
 
     # -- generating ---------------------------------------------------------------------------------------------------
 
-    def generate(self, prompt: str | Sequence[int], *, answer: bool = False, **options: Any) -> Iterator[Piece]:
+    def generate(self, prompt: str | Sequence[int], *, answer: bool = False, **options: Any) -> Pieces:
         """Generate behind `prompt`, a text or ids; yields pieces as they are committed.
 
         `options` are the fields of `GenerateConfig` (max_tokens, temperature, seed, stop, …); `answer`: the output is a
-        text of its own, not the prompt's continuation. What the prompt shares
-        with the ids of the last generation is not computed again on either side. Raises UsageError for wrong options
-        at once, everything else while iterating; what was yielded before stays valid.
+        text of its own, not the prompt's continuation. What the prompt shares with the ids of the last generation is
+        not computed again on either side. Raises UsageError for wrong options at once, everything else while iterating;
+        what was yielded before stays valid. To close or drop the iterator ends the generation.
         """
-        pieces = self._generate(prompt, make_config(GenerateConfig, options, {}), answer)
-        self._active = weakref.ref(pieces)
-        return pieces
+        self._check_usable()
+        run = Run(make_config(GenerateConfig, options, {}), self._clock.now(), answer=answer)
+        return Pieces(lambda pieces: self._generate(pieces, run, prompt), run.cancelled, self._wake)
 
     def _generate(
-        self, prompt: str | Sequence[int], config: GenerateConfig, answer: bool
+        self, pieces: Callable[[], Pieces | None], run: Run, prompt: str | Sequence[int]
     ) -> Generator[Piece, None, None]:
         if not self._busy.acquire(blocking=False):
-            raise UsageError("this session is generating already: wait for it, cancel it, or make a second session")
+            raise UsageError("this session is generating already: end that first, or make a second session")
         try:
-            self._cancelled.clear()
+            self._active = pieces
             self.stats, self.token_ids, self.text, self.finish_reason = {}, (), "", None
-            self.seed = secrets.randbits(64) if config.seed is None else config.seed
+            self.seed = secrets.randbits(64) if run.config.seed is None else run.config.seed
             self.open()
             assert self._tokeniser is not None
-            ids = prompt_ids(self._tokeniser, prompt)
-            run = Run(self._tokeniser, config, self._clock.now(), answer=answer)
+            run.begin(self._tokeniser, drafts=self.strategy.drafts)
+            ids = prompt_ids(self._tokeniser, prompt, self._welcome)
             try:
-                pieces = self._with_cloud(run, ids) if self.strategy.uses_cloud else self._alone(run, ids)
-                for piece in itertools.chain(pieces, run.rest()):
+                if self.strategy.uses_cloud:
+                    steps = self._with_cloud(run, ids)
+                else:
+                    assert self._drafter is not None
+                    steps = generate_alone(run, self._drafter, ids, self._tokeniser.end_ids, self._clock)
+                for piece in itertools.chain(steps, run.rest()):
                     self.text += piece.text
                     yield piece
+            except Exception:
+                run.reason = "error"
+                raise
             finally:
                 self._end(run)
         finally:
             self._busy.release()
 
     def _with_cloud(self, run: Run, ids: list[int]) -> Iterator[Piece]:
-        machine, connection, patience = self._machine, self._connection, self._patience
-        assert connection is not None
-        connection.adopt()
+        machine, connection, patience = self._machine, self._line, self._patience
         sent_before, heard_before = connection.bytes_up, connection.bytes_down
         try:
+            connection.adopt()
             patience.start(self._clock.now(), connection.rtt_s)
             self._perform(run, self._begin(run, ids))
             while machine.running:
-                if self._cancelled.is_set():
+                if run.cancelled.is_set():
                     self._perform(run, machine.cancel())
                     break
                 self._listen(run, 0.0 if machine.may_draft else patience.wait_s(self._clock.now()))
@@ -206,9 +214,12 @@ class EdgeSession:
                     self._draft(run)
                 self._perform(run, machine.settle())
                 yield from run.ready()
+                connection.adopt()  # one thread after the other may advance the iterator
             yield from run.ready()
         finally:
-            self._perform(run, machine.cancel())  # only if the iterator was left, or an error ends it
+            if self._pid == os.getpid():  # a forked child only drops its copy
+                connection.adopt()
+                self._perform(run, machine.cancel())  # of use if the iterator was left, or an error ends it
             run.tally, run.meter.rtt_s = machine.tally, connection.rtt_s
             run.meter.bytes_up = connection.bytes_up - sent_before
             run.meter.bytes_down = connection.bytes_down - heard_before
@@ -219,68 +230,53 @@ class EdgeSession:
         assert welcome is not None and self._tokeniser is not None
         keep = common_prefix(machine.committed, ids)
         request = em.Request(
-            limit=len(ids) + run.config.max_tokens,
-            stop_ids=self._tokeniser.end_ids,
-            mode=strategy.mode,
-            seed=self.seed or 0,
-            model_fingerprint=welcome.model_fingerprint,
-            vocabulary_hash=welcome.vocabulary_hash,
-            major=MAJOR,
-        )
+            len(ids) + run.config.max_tokens, self._tokeniser.end_ids, strategy.mode, self.seed or 0,
+            welcome.model_fingerprint, welcome.vocabulary_hash, MAJOR,
+        )  # fmt: skip
         if strategy.trigger is not None:
             assert self._drafter is not None
             strategy.trigger.reset()
             self._drafter.rollback(min(keep, len(self._drafter)))
             self._drafter.extend(ids[len(self._drafter) :])
         self._events.record(
-            "start",
-            session=f"{machine.session:016x}",
-            opening=machine.opening,
-            strategy=strategy.name,
-            draft_length=self.config.draft_length,
-            prompt_tokens=len(ids),
-            limit=request.limit,
+            "start", session=f"{machine.session:016x}", opening=machine.opening, strategy=strategy.name,
+            draft_length=self.config.draft_length, prompt_tokens=len(ids), limit=request.limit,
             stop_ids=sorted(request.stop_ids),
-        )
+        )  # fmt: skip
         return machine.generate(keep, ids[keep:], request, drafts=strategy.drafts)
 
     def _listen(self, run: Run, wait_s: float) -> None:
         """Take every message that is there; wait for the first."""
-        assert self._connection is not None
         waited_from_s = self._clock.now()
-        message = self._connection.receive(wait_s)
+        message = self._line.receive(wait_s)
         if wait_s > 0:
             run.meter.wait_s += self._clock.now() - waited_from_s
         while message is not None:
             self._take(run, message)
-            message = self._connection.receive(0.0) if self._machine.running else None
+            message = self._line.receive(0.0) if self._machine.running else None
 
     def _take(self, run: Run, message: Message) -> None:
         machine, now_s = self._machine, self._clock.now()
-        assert self._connection is not None
         own = message.session == machine.session and message.opening == machine.opening
         self._patience.heard(now_s, own=own and not isinstance(message, Error))
-        self._events.record("received", **_shown(message), bytes=self._connection.last_bytes)
-        if isinstance(message, Probed) and message.status is ProbeStatus.UNKNOWN_SESSION:
-            self._perform(run, machine.reopen())
+        if isinstance(message, Probed):
+            if message.status is ProbeStatus.UNKNOWN_SESSION and machine.state is em.State.RUN:
+                self._perform(run, machine.reopen())
+            return
         if own and isinstance(message, Opened | Verdict):
-            run.cloud_opened = True
-            run.opened(now_s, drafts=self.strategy.drafts)
+            run.opened(now_s, cloud=True)
         if own and isinstance(message, Opened):
-            self._patience.start(now_s, self._connection.rtt_s, message.pass_ms / 1000)
-        if not isinstance(message, Probed):
-            self._perform(run, machine.receive(message))
+            self._patience.start(now_s, self._line.rtt_s, message.pass_ms / 1000)
+        self._perform(run, machine.receive(message))
 
     def _ask_again(self, run: Run) -> None:
         """What is due: a try that the cloud put off, or a deadline."""
-        assert self._connection is not None
         now_s = self._clock.now()
         if self._patience.retry_due(now_s):
             self._perform(run, self._machine.reopen())
         elif self._patience.due(now_s):
             self._events.record("deadline")
-            sent_bytes = self._connection.probe(self._machine.session)
-            self._events.record("sent", kind="Probe", bytes=sent_bytes)
+            self._line.probe(self._machine.session)
             self._perform(run, self._machine.deadline())
 
     def _draft(self, run: Run) -> None:
@@ -290,13 +286,12 @@ class EdgeSession:
         if drafter.room <= 0:
             log.warning("the draft model's context is full: going on without drafts")
             self._events.record("without_drafts")
-            run.prefilled = True
-            run.opened(self._clock.now(), drafts=True)
+            run.opened(self._clock.now(), drafter=True)
             self._perform(run, machine.stop_drafting())
             return
         if not run.prefilled:
-            run.prefilled = drafter.prefill(PREFILL_PIECE) == 0
-            run.opened(self._clock.now(), drafts=True)
+            if drafter.prefill(PREFILL_PIECE) == 0:
+                run.opened(self._clock.now(), drafter=True)
             return
         token, p_draft = run.draft(drafter, self._clock)
         self._events.record("drafted", pos=machine.end, id=token, p_draft=round(p_draft, 6))
@@ -311,7 +306,8 @@ class EdgeSession:
         for action in actions:
             match action:
                 case em.Send(message):
-                    self._send(message)
+                    if not self._line.send(message):
+                        self._machine.not_sent(message)
                 case em.Rollback(pos):
                     if self._drafter is not None:
                         self._drafter.rollback(min(pos, len(self._drafter)))
@@ -332,26 +328,17 @@ class EdgeSession:
                     self._events.record("retry", code=code.name, after_s=after_s)
                 case em.Fail(code, text):
                     raise refusal(code, text)
-                case em.Done(reason):
-                    if run is not None:
-                        run.reason = "stop" if run.stream.stopped else reason
+                case em.Done(reason) if run is not None:
+                    run.reason = "stop" if run.stream.stopped else reason
 
-    def _send(self, message: Message) -> None:
-        assert self._connection is not None
-        sent_bytes = self._connection.send(message)
-        self._events.record("sent", **_shown(message), bytes=sent_bytes)
-        if not sent_bytes:
-            self._machine.not_sent(message)
-
-    # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _alone(self, run: Run, ids: list[int]) -> Iterator[Piece]:
-        assert self._drafter is not None and self._tokeniser is not None
-        return generate_alone(run, self._drafter, ids, self._tokeniser.end_ids, self._cancelled.is_set, self._clock)
+    @property
+    def _line(self) -> Connection:
+        assert self._connection is not None, "the session is not open"
+        return self._connection
 
     def _end(self, run: Run) -> None:
         self.token_ids = tuple(run.ids[: run.stream.kept_ids])
-        self.finish_reason = run.reason or "error"
+        self.finish_reason = run.reason or "cancelled"
         self.stats = summary(run.tally, run.meter)
         self._events.record("end", finish_reason=self.finish_reason, stats=self.stats)
 
@@ -360,11 +347,3 @@ class EdgeSession:
             raise UsageError("this session was made before the process forked: make a new one in the child")
         if self._closed:
             raise UsageError("this session is closed: make a new one")
-
-
-def _shown(message: Message) -> dict[str, Any]:
-    """What an event log shows of a message: nothing of the prompt."""
-    shown: dict[str, Any] = {"kind": type(message).__name__, "opening": message.opening}
-    if isinstance(message, Draft | Verdict | Opened):
-        shown.update((name, value) for name, value in message._asdict().items() if name != "session")
-    return shown
