@@ -38,6 +38,7 @@ FORGETTING = (  # like those that drop the reasoning of earlier turns
     "{{ message['content'].split('</think>')[-1] if not loop.last else message['content'] }}<|end|>\n{% endfor %}"
     "<|start|>assistant\n"
 )
+BARE = "{% for message in messages %}{{ message['content'] }}<|end|>{% endfor %}"
 NUMBERED = "{{ messages | length }} messages\n" + CHATML
 
 
@@ -50,15 +51,19 @@ class PairTokeniser:
     hidden_ids = frozenset(SPECIAL)
     bos_text, eos_text = "<s>", "</s>"
 
-    def __init__(self, template: str | None = CHATML) -> None:
+    def __init__(self, template: str | None = CHATML, add_bos: bool = False) -> None:
         self.template = template
+        self.add_bos = add_bos
         self.encoded: list[str] = []
+        self.continued: list[bool] = []
 
     def encode(
         self, text: str, *, special: bool = False, add_bos: bool | None = None, continued: bool = False
     ) -> list[int]:
         self.encoded.append(text)
-        ids, data = [], text.encode()
+        self.continued.append(continued)
+        with_bos = self.add_bos if add_bos is None else add_bos
+        ids, data = [258] if with_bos else [], text.removeprefix("<s>" if with_bos else "").encode()
         while data:
             found = next((i for i, name in SPECIAL.items() if special and data.startswith(name.encode())), None)
             if found is None:
@@ -82,15 +87,14 @@ def shown(ids: list[int]) -> str:
 class Edge:
     """A session's committed ids and the conversation on them."""
 
-    def __init__(self, template: str, system: str = "") -> None:
-        self.tokeniser = PairTokeniser(template)
+    def __init__(self, template: str, system: str = "", add_bos: bool = False) -> None:
+        self.tokeniser = PairTokeniser(template, add_bos)
         self.chat = Conversation(self.tokeniser, system=system)
         self.committed: list[int] = []
         self.rewritten = False
 
     def turn(self, user_text: str, answer: list[int] | None, answer_text: str | None = None) -> list[int]:
         """Runs one turn; the prompt's ids."""
-        self.tokeniser.encoded.clear()
         turn = self.chat.next_turn(user_text)
         self.rewritten = turn.rewritten
         assert turn.keep <= len(self.committed)
@@ -110,7 +114,7 @@ def test_a_second_turn_keeps_every_id_and_encodes_the_new_text_only() -> None:
     second = edge.turn("lower", None)
     assert shown(first) == "<|start|>system\nbe old<|end|>\n<|start|>user\nhello<|end|>\n<|start|>assistant\n"
     assert second[: len(before)] == before and not edge.rewritten
-    assert edge.tokeniser.encoded == ["\n<|start|>user\nlower<|end|>\n<|start|>assistant\n"]
+    assert edge.tokeniser.encoded[1:] == ["\n<|start|>user\nlower<|end|>\n<|start|>assistant\n"]
     assert shown(second) == shown(first) + "hello world<|end|>\n<|start|>user\nlower<|end|>\n<|start|>assistant\n"
 
 
@@ -124,13 +128,38 @@ def test_the_prompt_is_the_templates_text_turn_after_turn() -> None:
             assert shown(prompt).replace(" </s>", "</s>") == whole.replace(" </s>", "</s>")
 
 
+def test_a_start_id_is_added_to_the_first_turn_only() -> None:
+    for template in (CHATML, LLAMA_2):
+        edge = Edge(template, add_bos=True)
+        edge.turn("hello", said("world", END if template is CHATML else EOS))
+        prompt = edge.turn("lower", None)
+        assert shown(prompt).startswith("<s>") and not shown(prompt).startswith("<s><s>")
+        assert prompt.count(258) == (1 if template is CHATML else 2)
+
+
+def test_only_text_behind_shown_text_continues_it() -> None:
+    edge = Edge(CHATML)
+    edge.turn("hello", said("world", END))
+    edge.turn("lower", said("wor"))
+    edge.turn("hold", None)
+    assert edge.tokeniser.continued == [False, False, True]
+
+
+def test_a_template_that_puts_an_answer_right_behind_an_end_id() -> None:
+    edge = Edge(BARE)
+    edge.turn("hello", said("world", END))
+    before = list(edge.committed)
+    assert shown(edge.turn("lower", None)) == "hello<|end|>world<|end|>lower<|end|>"
+    assert edge.committed[: len(before)] == before and not edge.rewritten
+
+
 def test_an_answer_that_was_cut_short_is_ended_by_the_template() -> None:
     edge = Edge(CHATML)
     edge.turn("hello", said("hello wor"))  # the limit, or cancelled
     before = list(edge.committed)
     prompt = edge.turn("lower", None)
     assert prompt[: len(before)] == before
-    assert edge.tokeniser.encoded == ["<|end|>\n<|start|>user\nlower<|end|>\n<|start|>assistant\n"]
+    assert edge.tokeniser.encoded[1:] == ["<|end|>\n<|start|>user\nlower<|end|>\n<|start|>assistant\n"]
 
 
 def test_an_answer_cut_by_a_stop_text_within_an_id() -> None:
@@ -141,7 +170,7 @@ def test_an_answer_cut_by_a_stop_text_within_an_id() -> None:
     edge.committed += [pair, *b"rld"]  # what the session committed beyond the stop text is forgotten
     prompt = edge.turn("lower", None)
     assert prompt[: len(before)] == before
-    assert edge.tokeniser.encoded == ["w<|end|>\n<|start|>user\nlower<|end|>\n<|start|>assistant\n"]
+    assert edge.tokeniser.encoded[1:] == ["w<|end|>\n<|start|>user\nlower<|end|>\n<|start|>assistant\n"]
 
 
 def test_an_empty_answer() -> None:
