@@ -165,15 +165,15 @@ def test_native_output_is_silent(folder: Path, plain: Tokeniser, capfd: pytest.C
 
 @pytest.mark.parametrize("opens", [Tokeniser.open, Drafter])
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("architecture", "reason"),
     [
-        ({"architecture": "clip"}, "a part for images or sound"),
-        ({"architecture": "t5"}, "t5"),
-        ({"architecture": "nonsense"}, r"unknown model architecture: 'nonsense'"),
+        ("clip", "a part for images or sound"),
+        ("t5", "t5"),
+        ("nonsense", r"unknown model architecture: 'nonsense'"),
     ],
 )
-def test_models_that_cannot_draft(folder: Path, opens: type, changes: dict[str, str], reason: str) -> None:
-    path = write_tiny(folder / f"{changes['architecture']}.gguf", **changes)
+def test_models_that_cannot_draft(folder: Path, opens: type, architecture: str, reason: str) -> None:
+    path = write_tiny(folder / f"{architecture}.gguf", architecture=architecture)
     with pytest.raises(UsageError, match=reason) as told:
         opens(path)
     assert str(told.value).startswith(f"{path}: ") and "\n" not in str(told.value)
