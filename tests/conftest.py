@@ -1,4 +1,4 @@
-"""What tests share: the real model pair, where there is one."""
+"""What tests share: the real model pair, where there is one, and how long hypothesis may take."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from provision import has_pair, pair_folder
 from workshop import cache_folder
+
+# A busy machine must not make a slow example look like a wrong one. Under CI every run tries the same examples.
+settings.register_profile(
+    "pipesd", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True,
+    derandomize=os.environ.get("CI") == "true",
+)  # fmt: skip
+settings.load_profile("pipesd")
 
 
 @pytest.fixture(scope="session")

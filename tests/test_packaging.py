@@ -126,6 +126,8 @@ print(json.dumps([code, list(sys.modules)]))
     ],
 )
 def test_each_side_imports_without_what_only_the_other_needs(part: str, absent: tuple[str, ...]) -> None:
+    if part == "cloud":
+        pytest.importorskip("torch")
     folder = ROOT / "pipesd" / part
     names = [path.stem for path in folder.glob("*.py") if path.stem not in ("__init__", "__main__")]
     modules = [".".join(filter(None, ("pipesd", part, name))) for name in names]
