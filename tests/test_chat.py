@@ -98,6 +98,7 @@ class Edge:
         turn = self.chat.next_turn(user_text)
         self.rewritten = turn.rewritten
         assert turn.keep <= len(self.committed)
+        assert (*self.committed[: turn.keep], *turn.new_ids) == turn.ids
         self.committed[turn.keep :] = turn.new_ids
         prompt = list(self.committed)
         if answer is not None:
@@ -189,6 +190,15 @@ def test_a_template_that_strips_answers_still_keeps_their_ids() -> None:
     before = list(edge.committed)
     prompt = edge.turn("lower", None)
     assert prompt[: len(before)] == before and not edge.rewritten
+
+
+def test_the_space_that_is_not_shown_of_a_first_word() -> None:
+    for template in (CHATML, STRIPPING):
+        edge = Edge(template)
+        edge.turn("hello", said(" hello wor "), answer_text="hello wor ")
+        before = list(edge.committed)
+        assert edge.turn("lower", None)[: len(before)] == before
+        assert edge.tokeniser.encoded[1].startswith("<|end|>")
 
 
 def test_an_end_id_that_is_not_the_templates() -> None:

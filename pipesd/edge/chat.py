@@ -39,14 +39,18 @@ class ChatTokeniser(Protocol):
 
 @dataclass(frozen=True)
 class Turn:
-    """The prompt of a turn: the first `keep` ids of what the session has committed, then `new_ids`.
+    """The prompt of a turn, `ids`: the first `keep` are those of the conversation so far, then come `new_ids`.
 
     `rewritten`: the template changed earlier turns, so some ids of them had to be given up.
     """
 
+    ids: tuple[int, ...]
     keep: int
-    new_ids: tuple[int, ...]
     rewritten: bool
+
+    @property
+    def new_ids(self) -> tuple[int, ...]:
+        return self.ids[self.keep :]
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ class Conversation:
         self._stretches = [*kept, _Stretch(tail, tuple(tail_ids), answer=False)]
         ids = [*ids_before, *tail_ids]
         keep = common_prefix(old, ids)
-        return Turn(keep, tuple(ids[keep:]), rewritten)
+        return Turn(tuple(ids), keep, rewritten)
 
     def answered(self, text: str, token_ids: Sequence[int]) -> None:
         """The model's answer to the last turn: its text as shown, and the ids committed behind the turn's prompt.
@@ -122,8 +126,10 @@ class Conversation:
         kept: list[_Stretch] = []
         at = 0
         for stretch in self._stretches:
-            # templates like to strip an answer; the ids stay as they were generated
-            forms = (stretch.text, stretch.text.strip()) if stretch.answer else (stretch.text,)
+            # templates like to strip an answer, and the space glued to its first word is not shown
+            forms = [stretch.text]
+            if stretch.answer:
+                forms += [stretch.text.lstrip(), stretch.text.rstrip(), stretch.text.strip()]
             form = next((form for form in forms if text.startswith(form, at)), None)
             if form is None:
                 break
