@@ -90,6 +90,16 @@ class Front:
             self._close()
 
     @property
+    def sessions(self) -> int:
+        """Sessions in the table now."""
+        return len(self._routes)
+
+    @property
+    def crashes(self) -> int:
+        """How often a worker has ended unasked."""
+        return self._workers.crashes
+
+    @property
     def workers_gone(self) -> bool:
         """Whether every worker has ended, once `run` is over; a thread in a pass may be left."""
         return self._workers.all_gone
@@ -341,8 +351,8 @@ class Front:
                     route.routing_id,
                     wire.Error(route.session, route.opening, ErrorCode.DRAINING, text, DRAINING_RETRY_MS),
                 )
-        self._public.close()
         self._workers.stop(FAREWELL, self.limits.farewell_s)
+        self._public.close()  # last: edges lose what they have not read when the connection ends
         self._wake_reader.close()
         self._wake_writer.close()
 

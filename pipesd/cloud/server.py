@@ -151,9 +151,17 @@ def _print(line: str) -> None:
 
 def load_target(config: CloudConfig) -> Target:
     """The target that a configuration describes. UsageError: no such model, or it cannot run so."""
-    from pipesd.cloud.target import load  # needs torch
+    from pipesd.cloud import target  # needs torch
 
-    return load(config)
+    return target.load_target(
+        config.model,
+        config.device,
+        config.dtype,
+        config.context or None,
+        config.max_sessions,
+        config.threads,
+        say=_log.warning,
+    )
 
 
 def _public_socket(context: Context, config: CloudConfig) -> FrontSocket:

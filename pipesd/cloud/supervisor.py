@@ -204,9 +204,7 @@ class Supervisor:
         worker.crashes_s = [at for at in worker.crashes_s if now_s - at < MINUTE_S] + [now_s]
         count = len(worker.crashes_s)
         if count > self._restarts:
-            raise _given_up(
-                f"worker {worker.number} ended {count} times within a minute, the last time because: {ending}", 1
-            )
+            raise _given_up(f"worker {worker.number} ended {count} times within a minute; the last time: {ending}", 1)
         rest_s = FIRST_REST_S * REST_GROWTH ** (count - 1)
         worker.due_s = now_s + rest_s
         self._log(f"worker {worker.number} is down: {ending}; starting it again in {rest_s:g} s")
