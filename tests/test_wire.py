@@ -99,7 +99,8 @@ def test_fields_of_a_later_minor_version_are_ignored(sample: tuple[wire.Message,
 @pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 4096])
 def test_any_number_of_ids_up_to_the_limit(count: int) -> None:
     ids = tuple(range(2**31 - count, 2**31))
-    for message in (Draft(SESSION, 1, 0, 5, ids, 5), Verdict(SESSION, 1, 0, 5, ids)):
+    draft = Draft(SESSION, 1, 0, 5, ids, 5)
+    for message in (draft, draft._replace(p_draft=(0.5,) * count), Verdict(SESSION, 1, 0, 5, ids)):
         assert decode(encode(message)) == message
 
 

@@ -91,7 +91,7 @@ BAD: list[tuple[wire.Message, str, Any, str]] = [
     (DRAFT, "p_draft", struct.pack("<e", 0.5), "DRAFT.p_draft: got 1 probabilities, wanted as many as ids, 2"),
     (DRAFT, "p_draft", b"abc", "DRAFT.p_draft: got 3 bytes"),
     (DRAFT, "p_draft", (0.5, 0.5), "DRAFT.p_draft: got an array of 2"),
-    (DRAFT, "p_draft", bytes(2 * 4097), "DRAFT.p_draft: got 4097 probabilities"),
+    (DRAFT, "p_draft", bytes(2 * 4097), "DRAFT.p_draft: got 4097 probabilities, wanted at most 4096"),
     (VERDICT, "session", -1, "VERDICT.session: got -1"),
     (VERDICT, "epoch", True, "VERDICT.epoch: got bool True"),
     (VERDICT, "ids", struct.pack("<I", 2**31), "VERDICT.ids: got id 2147483648"),
@@ -241,6 +241,10 @@ def test_what_only_a_worker_says_is_refused_from_outside(message: wire.Message) 
     error = refusal(encode(message), internal=False)
     assert (error.kind, error.field) == (name_of(message), "kind")
     assert decode(encode(message), internal=True) == message
+
+
+def test_a_limit_is_told_in_full() -> None:
+    assert refusal(with_field(PROBE, "payload", bytes(2**18 + 1))).wanted == "at most 262144 bytes"
 
 
 def test_the_address_of_a_refused_message_is_kept_only_if_it_can_be_one() -> None:
