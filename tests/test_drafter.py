@@ -19,6 +19,7 @@ pytest.importorskip("gguf", reason="the gguf package is not installed")
 from pipesd.cpu import usable_cpus
 from pipesd.edge.drafter import PIECE, DraftContextFull, Drafter, DrafterFailed, estimate_bytes
 from pipesd.edge.gguf_header import read_header
+from pipesd.edge.llama import native
 from pipesd.errors import UsageError
 from tests.tiny import IM_END, write_tiny
 from tests.tiny_mamba import write_tiny_mamba
@@ -286,6 +287,17 @@ def test_a_failing_decode_is_told_and_the_next_try_starts_afresh(drafter: Drafte
     drafter._llama = real
     drafter.rollback(len(PROMPT))
     assert drafts(drafter, 4) == greedy(tiny, PROMPT, 4)
+
+
+def test_a_model_that_cannot_be_run_is_refused_at_load(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Overridden(native(), llama_decode=lambda *_: -3)
+    monkeypatch.setattr("pipesd.edge.drafter.native", lambda: failing)
+    with pytest.raises(UsageError, match=r"tiny\.gguf: cannot serve as a draft model: .*code -3"):
+        Drafter(tiny)
+    no_context = Overridden(native(), llama_init_from_model=lambda *_: None)
+    monkeypatch.setattr("pipesd.edge.drafter.native", lambda: no_context)
+    with pytest.raises(UsageError, match=r"tiny\.gguf: no context of 2048 positions"):
+        Drafter(tiny)
 
 
 def test_only_the_last_row_of_logits_is_asked_for(drafter: Drafter) -> None:

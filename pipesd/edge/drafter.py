@@ -100,7 +100,11 @@ class Drafter:
         self._fed = 0
         self._row_of = 0  # the logits at hand are those behind this many ids; 0: none
         self.drops_tail = True
-        self.drops_tail = self._try_to_drop()
+        try:
+            self.drops_tail = self._try_to_drop()
+        except DrafterFailed as error:
+            self.close()
+            raise UsageError(f"{weights.path}: cannot serve as a draft model: {error}; give another one") from error
 
     def _parameters(self, context: int) -> Any:
         parameters = self._llama.llama_context_default_params()
