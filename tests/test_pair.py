@@ -107,10 +107,9 @@ def test_a_chat_reuses_what_both_sides_have(cloud: tuple[str, int, str], demo_pa
         conversation = Conversation(session.tokeniser)
         for question in ("What is the capital of France?", "And of Spain?"):
             turn = conversation.next_turn(question)
-            prompt = [*session.committed[: turn.keep], *turn.new_ids]
-            text = "".join(piece.text for piece in session.generate(prompt, answer=True, max_tokens=24))
+            text = "".join(piece.text for piece in session.generate(turn.ids, answer=True, max_tokens=24))
             conversation.answered(text, session.token_ids)
-            answers.append((prompt, session.token_ids))
+            answers.append((list(turn.ids), session.token_ids))
         assert turn.keep > 20 and not turn.rewritten
     for prompt, ids in answers:
         assert run(address, draft, prompt, 24, strategy="cloud").token_ids == ids

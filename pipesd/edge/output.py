@@ -31,7 +31,7 @@ def generate_once(
         with session:
             ids: str | Sequence[int] = prompt
             if chat:
-                ids = Conversation(session.tokeniser, system=system or "").next_turn(prompt).new_ids
+                ids = Conversation(session.tokeniser, system=system or "").next_turn(prompt).ids
             with _interruptible(session):
                 for piece in session.generate(ids, answer=chat, **asdict(options)):
                     if not as_json:
@@ -68,9 +68,7 @@ def chat_loop(edge: EdgeConfig, options: GenerateConfig, *, system: str | None) 
             if turn.rewritten:
                 log.warning("the chat template rewrites earlier turns: they are computed again")
             with _interruptible(session):
-                for piece in session.generate(
-                    [*session.committed[: turn.keep], *turn.new_ids], answer=True, **asdict(options)
-                ):
+                for piece in session.generate(turn.ids, answer=True, **asdict(options)):
                     _show(piece.text)
             conversation.answered(session.text, session.token_ids)
             _show("\n")
