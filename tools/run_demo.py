@@ -86,9 +86,13 @@ def demonstrate(provision: Provision, prompts: Sequence[str], max_tokens: int) -
     with cloud(provision) as address:
         say(f"{TOOL}: pipesd-cloud is ready at {address}, after {seconds(time.monotonic() - start_s)}")
         for prompt in prompts:
-            print(f"\n>>> {prompt}")
+            print(f"\n>>> {prompt}", flush=True)
             for strategy in STRATEGIES:
-                answers[strategy].append(answer(provision, address, prompt, strategy, max_tokens))
+                asked_s = time.monotonic()
+                found = answer(provision, address, prompt, strategy, max_tokens)
+                answers[strategy].append(found)
+                took = seconds(time.monotonic() - asked_s)
+                say(f"  {strategy}: {found['stats']['tokens']} tokens, {took} with loading the draft model")
             texts = {strategy: answers[strategy][-1]["text"] for strategy in STRATEGIES}
             if len(set(texts.values())) == 1:
                 print(texts[STRATEGIES[0]].strip(), flush=True)
@@ -98,7 +102,8 @@ def demonstrate(provision: Provision, prompts: Sequence[str], max_tokens: int) -
     print_table(answers)
     ids = [[found["token_ids"] for found in answers[strategy]] for strategy in STRATEGIES]
     same = all(other == ids[0] for other in ids)
-    print("Both ways gave the same tokens." if same else "THE TOKENS DIFFER, which must never be: please report it.")
+    verdict = "Both ways gave the same tokens." if same else "THE TOKENS DIFFER, which must never be: please report it."
+    print(verdict, flush=True)
     say(f"{TOOL}: ended after {seconds(time.monotonic() - start_s)}. To go on by hand:")
     say(f"  pipesd-edge and pipesd-cloud are in {provision.environment.folder / 'bin'}")
     say(f"  the models are in {provision.pair}")
