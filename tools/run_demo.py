@@ -92,7 +92,7 @@ def demonstrate(provision: Provision, prompts: Sequence[str], max_tokens: int) -
                 found = answer(provision, address, prompt, strategy, max_tokens)
                 answers[strategy].append(found)
                 took = seconds(time.monotonic() - asked_s)
-                say(f"  {strategy}: {found['stats']['tokens']} tokens, {took} with loading the draft model")
+                say(f"  {strategy}: {found['stats']['tokens']} tokens, {took} with the start of pipesd-edge")
             texts = {strategy: answers[strategy][-1]["text"] for strategy in STRATEGIES}
             if len(set(texts.values())) == 1:
                 print(texts[STRATEGIES[0]].strip(), flush=True)
