@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -10,10 +12,17 @@ import pytest
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 pytest.importorskip("gguf", reason="the gguf package is not installed")
 
-import make_pair
-
 from pipesd.edge.drafter import Drafter
 from tests.tiny import write_tiny
+
+TOOL = Path(__file__).parents[1] / "tools" / "make_pair.py"
+
+
+def make_pair(*arguments: str | Path) -> tuple[int, list[str]]:
+    """Exit code and lines on stderr of the tool, which prints nothing on stdout."""
+    done = subprocess.run([sys.executable, TOOL, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == ""
+    return done.returncode, done.stderr.splitlines()
 
 
 @pytest.fixture
@@ -26,11 +35,10 @@ def wheel(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_wheel_becomes_a_pair_once(wheel: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_wheel_becomes_a_pair_once(wheel: Path, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "pair"
-    assert make_pair.main([str(wheel), str(folder), "--threads", "1"]) == 0
-    told = capfd.readouterr()
-    assert told.out == "" and len(told.err.splitlines()) == 3
+    code, told = make_pair(wheel, folder, "--threads", "1")
+    assert code == 0 and len(told) == 3
     assert sorted(entry.name for entry in folder.iterdir()) == ["draft.gguf", "target.gguf"]
     assert (folder / "target.gguf").read_bytes() == (tmp_path / "model.gguf").read_bytes()
     assert (folder / "draft.gguf").stat().st_size < (folder / "target.gguf").stat().st_size / 2
@@ -40,12 +48,12 @@ def test_a_wheel_becomes_a_pair_once(wheel: Path, tmp_path: Path, capfd: pytest.
     drafter.close()
 
     made = (folder / "draft.gguf").stat().st_mtime_ns
-    assert make_pair.main(["/no/such/wheel", str(folder)]) == 0
-    assert capfd.readouterr().err.count("there already") == 2
+    code, told = make_pair("/no/such/wheel", folder)
+    assert code == 0 and [line.endswith("there already") for line in told] == [True, True]
     assert (folder / "draft.gguf").stat().st_mtime_ns == made
 
 
-def test_wheels_that_cannot_be_used(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_wheels_that_cannot_be_used(tmp_path: Path) -> None:
     cut, empty, foreign = tmp_path / "cut.whl", tmp_path / "empty.whl", tmp_path / "foreign.whl"
     cut.write_bytes(b"PK\x03\x04 and no more")
     zipfile.ZipFile(empty, "w").close()
@@ -57,14 +65,13 @@ def test_wheels_that_cannot_be_used(tmp_path: Path, capfd: pytest.CaptureFixture
         (foreign, "its model file is not GGUF"),
         (tmp_path / "absent.whl", "No such file"),
     ):
-        assert make_pair.main([str(path), str(tmp_path / "pair")]) == 2
-        told = capfd.readouterr().err.splitlines()
-        assert reason in told[-1] and told[-1].startswith("make_pair: ")
+        code, told = make_pair(path, tmp_path / "pair")
+        assert code == 2 and reason in told[-1] and told[-1].startswith("make_pair: ")
         assert list((tmp_path / "pair").iterdir()) == []
 
 
-def test_a_target_that_cannot_be_quantised_leaves_no_draft(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_target_that_cannot_be_quantised_leaves_no_draft(tmp_path: Path) -> None:
     (tmp_path / "target.gguf").write_bytes(b"GGUF and nothing else")
-    assert make_pair.main(["unused", str(tmp_path)]) == 2
-    assert "llama.cpp could not quantise" in capfd.readouterr().err.splitlines()[-1]
+    code, told = make_pair("unused", tmp_path)
+    assert code == 2 and "llama.cpp could not quantise" in told[-1]
     assert [entry.name for entry in tmp_path.iterdir()] == ["target.gguf"]

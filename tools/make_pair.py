@@ -128,6 +128,7 @@ def quantise(source: Path, draft: Path, threads: int) -> None:
     parameters.nthread = threads
     with complete_or_not_at_all(draft) as part:
         code = llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(part), ctypes.byref(parameters))
+        llama_cpp.llama_log_set(llama_cpp.llama_log_callback(), ctypes.c_void_p(0))  # ours is gone after this function
         if live:
             report("")
         if code != 0 or not is_gguf(part):
