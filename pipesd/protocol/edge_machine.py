@@ -282,7 +282,8 @@ class EdgeMachine:
         assert self._request is not None
         self._drafts = False
         self._request = replace(self._request, mode=Mode.FREE)
-        return self._shorten(0) + self._open(self._base)
+        actions = self._shorten(0)
+        return actions if self.state is State.WAITING else actions + self._open(self._base)
 
     def cancel(self, reason: FinishReason = "cancelled") -> list[Action]:
         """End this generation from the edge: the user interrupts, or a stop text was seen."""
