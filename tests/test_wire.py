@@ -146,6 +146,17 @@ def test_a_workers_first_word_carries_a_whole_vocabulary() -> None:
         decode(payload)
 
 
+def test_the_longest_vocabulary_fits_the_limit_of_an_internal_message() -> None:
+    most = wire.MAX_INTERNAL_BYTES - 4096
+    pieces = (b"x" * 65535,) * 511
+    pieces += (b"x" * (most - 511 * 65537 - 2),)
+    name = "x" * messages.MAX_NAME_BYTES
+    ready = Ready(0, 0, name, 512, 1, (2**31 - 1,) * wire.MAX_STOP_IDS, MODEL, name, name, pieces)
+    assert decode(encode(ready), internal=True) == ready
+    with pytest.raises(WireError, match=f"READY.pieces: got {most + 2} bytes, wanted at most {most}"):
+        encode(ready._replace(pieces=(*pieces, b"")))
+
+
 def test_another_major_version_is_told_both_versions() -> None:
     assert check_version(wire.MAJOR, 99) is None
     for major in (wire.MAJOR - 1, wire.MAJOR + 1):
@@ -159,12 +170,13 @@ def test_another_major_version_is_told_both_versions() -> None:
 
 
 @pytest.mark.parametrize("kind", [1, 2, 3])
-def test_a_message_of_another_major_that_does_not_fit_is_refused_for_its_version(kind: int) -> None:
+@pytest.mark.parametrize("major", [0, 2, 65535])
+def test_a_message_of_another_major_that_does_not_fit_is_refused_for_its_version(kind: int, major: int) -> None:
     with pytest.raises(WireError) as refusal:
-        decode(msgpack.packb([kind, SESSION, 7, 2, "who knows"]))
+        decode(msgpack.packb([kind, SESSION, 7, major, "who knows"]))
     error = refusal.value
     assert (error.field, error.code, error.session, error.opening) == ("major", wire.ErrorCode.VERSION, SESSION, 7)
-    assert "got 2, wanted 1" in str(error)
+    assert f"got {major}, wanted 1: both sides must speak one major version" in str(error)
 
 
 def test_a_message_of_another_major_that_fits_is_left_to_the_front() -> None:

@@ -170,7 +170,7 @@ def fields_of(message: Message) -> tuple[Any, ...]:
     packed = {n: _fit(kind.name, n, codec.pack, getattr(message, n)) for n, codec in layout.attributes.items()}
     by_name = layout.to_wire(packed)
     row = [by_name[name] for name in layout.fields]
-    while len(row) > layout.required and row[-1] is None:
+    while row[-1] is None:  # only what may be left out is None at the end
         row.pop()
     return (int(kind), *row)
 
