@@ -45,6 +45,12 @@ def test_the_requirements_are_those_of_setup_cfg() -> None:
     assert list(map(environment.name_of, environment.build_requirements())) == ["setuptools"]
 
 
+def test_the_tested_versions_are_installed() -> None:
+    torch = environment.tested_version("torch")
+    assert environment.pinned("torch >=2.6,<3") == f"torch=={torch}"
+    assert environment.pinned("numpy >=1.26") == "numpy >=1.26"
+
+
 def test_an_environment_that_does_not_start_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Environment(tmp_path / "environments" / "one")
     (broken.folder / "bin").mkdir(parents=True)
@@ -66,6 +72,10 @@ def test_an_environment_that_does_not_start_is_made_anew(tmp_path: Path, monkeyp
         ),
         ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n", "No space left"),
         ("error: externally-managed-environment\n  ERROR: the last of several\nmore\n", "the last of several"),
+        (
+            "WARNING: Retrying after connection broken by 'NewConnectionError(': Failed'\nERROR: No matching",
+            "cannot be reached: NewConnectionError",
+        ),
         ("Killed", "Killed"),
     ],
 )

@@ -30,6 +30,11 @@ CUDA_BUILD_MB = 2500
 DOWNLOAD_MB = {
     TORCH: 200, "numpy": 18, "transformers": 25, "scikit-learn": 50, "mypy": 14, "ruff": 12, "fastapi": 4, "gguf": 3,
 }  # fmt: skip
+# What pip's warnings say where a network, a name server or a proxy is missing.
+_UNREACHED = (
+    "NewConnectionError", "NameResolutionError", "ConnectTimeoutError", "ReadTimeoutError", "ProxyError",
+    "Temporary failure in name resolution", "Network is unreachable",
+)  # fmt: skip
 _CHECKOUT = "pipesd-checkout.json"
 
 
@@ -104,9 +109,18 @@ def settings() -> configparser.ConfigParser:
 
 
 def tested_version(name: str) -> str:
-    found = re.search(rf"^{re.escape(name)}==(\S+)$", TESTED.read_text(), re.MULTILINE)
-    assert found, f"{name} is not in {TESTED}"
-    return found[1]
+    return _tested()[name]
+
+
+def pinned(requirement: str) -> str:
+    """The requirement, narrowed to the tested version if there is one."""
+    name = name_of(requirement)
+    return f"{name}=={_tested()[name]}" if name in _tested() else requirement
+
+
+def _tested() -> dict[str, str]:
+    lines = [line for line in TESTED.read_text().splitlines() if line and not line.startswith("#")]
+    return {name: version for name, _, version in (line.partition("==") for line in lines)}
 
 
 def locate(cache: Path) -> Environment:
@@ -130,7 +144,7 @@ def create(environment: Environment, log: Path) -> None:
 def torch_build(environment: Environment) -> tuple[str, int]:
     """Which build of torch pip would take, in words, and about how many MB it fetches for it."""
     alone = ("--dry-run", "--quiet", "--ignore-installed", "--no-deps")
-    command = environment.pip("install", *alone, "--report", "-", "-c", TESTED, TORCH)
+    command = environment.pip("install", *alone, "--report", "-", pinned(TORCH))
     done = subprocess.run(
         command, capture_output=True, text=True, env=clean_environment(), timeout=600, check=False
     )
@@ -144,8 +158,8 @@ def torch_build(environment: Environment) -> tuple[str, int]:
 
 
 def install(environment: Environment, wanted: Sequence[str | Path], log: Path, label: str) -> None:
-    """Installs requirements or wheels, with their own requirements."""
-    command = environment.pip("install", "-c", TESTED, *wanted)
+    """Installs requirements or wheels, with their own requirements, in the tested versions where there are such."""
+    command = environment.pip("install", *(pinned(each) if isinstance(each, str) else each for each in wanted))
     run(command, log, label, status=pip_status, reason=pip_reason)
 
 
@@ -170,6 +184,8 @@ def pip_status(line: str) -> str | None:
 
 def pip_reason(output: str) -> str:
     """The line of pip's output that says what was wrong."""
+    if unreached := re.search(f"({'|'.join(_UNREACHED)})", output):
+        return f"the package index cannot be reached: {unreached[0]}"
     errors = [line.strip() for line in output.splitlines() if line.strip().startswith("ERROR:")]
     for error in errors:
         if "No matching distribution" in error or "Could not install" in error or "No space" in error:
