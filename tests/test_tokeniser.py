@@ -19,6 +19,7 @@ from pipesd.edge.tokeniser import Tokeniser
 from pipesd.errors import UsageError
 from tests.tiny import CHAT_TEMPLATE, CONTROL_TEXTS, ENDOFTEXT, IM_END, IM_START, write_tiny
 
+LONG = "=" * 300
 BOS_TEXT = CONTROL_TEXTS[IM_START]
 
 
@@ -48,17 +49,15 @@ def sentencepiece(folder: Path) -> Iterator[Tokeniser]:
     made.close()
 
 
-def write_sentencepiece(path: Path) -> Path:
-    """A file with nothing but a SentencePiece vocabulary."""
+def write_sentencepiece(path: Path, *, spaces: bool = True) -> Path:
+    """A file with nothing but a SentencePiece vocabulary; without `spaces` it has to spell them out in bytes."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("spm")
     kinds = gguf.TokenType
     tokens = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)]
     tokens += [(f"<0x{byte:02X}>", kinds.BYTE) for byte in range(256)]
-    tokens += [
-        (text, kinds.NORMAL) for text in ("▁", *"helowrd", "he", "ll", "llo", "hello", "▁hello", "▁world", "wor")
-    ]
-    tokens += [(text, kinds.NORMAL) for text in ("▁h", "▁he", "▁w", "▁wor", "ld", "world")]
+    texts = [*"▁helowrd", *"he ll llo hello ▁hello ▁world wor ▁h ▁he ▁w ▁wor ld world".split(), LONG]
+    tokens += [(text, kinds.NORMAL) for text in texts if spaces or "▁" not in text]
     writer.add_tokenizer_model("llama")
     writer.add_token_list([text for text, _ in tokens])
     writer.add_token_scores([-float(i) for i in range(len(tokens))])
@@ -141,6 +140,24 @@ def test_sentencepiece_glues_a_space_to_a_text_but_not_to_what_continues_it(sent
     assert shown[2].lstrip() == "hello"
     answer = TextStream(vocabulary, hidden=sentencepiece.hidden_ids, strip_space=sentencepiece.add_space_prefix)
     assert answer.push(sentencepiece.encode("hello world")) == "hello world"
+
+
+def test_pieces_of_any_length(sentencepiece: Tokeniser) -> None:
+    assert LONG.encode() in sentencepiece.vocabulary.pieces
+
+
+def test_a_text_of_more_ids_than_bytes(folder: Path) -> None:
+    tokeniser = Tokeniser.open(write_sentencepiece(folder / "spelled.gguf", spaces=False))
+    ids = tokeniser.encode(" " * 50, add_bos=False)
+    assert len(ids) > 100
+    assert decode(tokeniser.vocabulary, ids).replace("▁", " ").strip(" ") == ""
+    tokeniser.close()
+
+
+def test_an_end_id_shows_nothing_whatever_its_type(folder: Path) -> None:
+    tokeniser = Tokeniser.open(write_tiny(folder / "end.gguf", eos_id=97))
+    assert 97 in tokeniser.end_ids and 97 in tokeniser.hidden_ids
+    tokeniser.close()
 
 
 def test_the_drafters_tokeniser_is_that_of_its_file(folder: Path, plain: Tokeniser) -> None:
