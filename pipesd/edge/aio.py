@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -80,9 +81,11 @@ class AsyncEdgeSession:
 
     async def open(self) -> None:
         """As `EdgeSession.open`. A task that is cancelled here leaves a session that is closed."""
+        cancelled = threading.Event()
         try:
-            await self._do(self._session.open)
+            await self._do(partial(self._session.open, cancelled))
         except asyncio.CancelledError:
+            cancelled.set()
             self._session.cancel()
             self._thread.submit(self._session.close)
             self._end()

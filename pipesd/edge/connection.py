@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
 from pipesd.clock import Clock
 from pipesd.config import EdgeConfig
-from pipesd.core import Vocabulary
+from pipesd.edge.models import Tokeniser
 from pipesd.errors import Cancelled, PipeSDError, ProtocolError, Refused, Unreachable, VocabularyMismatch
 from pipesd.metrics import EventLog
 from pipesd.protocol.messages import (
@@ -44,7 +45,9 @@ APART = (Hello, Open)  # not counted in a generation's bytes
 class Connection:
     """One DEALER to one cloud. It belongs to one thread at a time: see `adopt`."""
 
-    def __init__(self, config: EdgeConfig, clock: Clock, events: EventLog) -> None:
+    def __init__(
+        self, config: EdgeConfig, clock: Clock, events: EventLog, cancelled: Callable[[], bool] = lambda: False
+    ) -> None:
         self._context = Context()
         try:
             self._socket = edge_socket(self._context, config.cloud)
@@ -54,7 +57,7 @@ class Connection:
         self._connect_s, self._patience_s = config.connect_s, config.patience_s
         self._clock = clock
         self._events = events
-        self._woken = False
+        self._cancelled = cancelled
         self._probes = count(1)
         self._probed_s: dict[int, float] = {}
         self.address = self._socket.address
@@ -67,8 +70,7 @@ class Connection:
         self._socket.adopt()
 
     def wake(self) -> None:
-        """End the owner's wait, or its greeting; any thread may call it."""
-        self._woken = True
+        """End the owner's wait; any thread may call it."""
         self._socket.wake()
 
     def close(self) -> None:
@@ -108,22 +110,22 @@ class Connection:
         """One line on why there is no answer."""
         return self._socket.explain()
 
-    def greet(self, session: int, model: str, vocabulary: Vocabulary) -> Welcome:
-        """Exchange HELLO and WELCOME, and measure the round trip; `model` is the name of the draft model.
+    def greet(self, session: int, tokeniser: Tokeniser) -> Welcome:
+        """Exchange HELLO and WELCOME, compare the vocabularies, measure the round trip.
 
         Raises Unreachable if no cloud answers within the configuration's `connect_s` (`patience_s` if it answers that
         its worker is starting), Refused for another version, VocabularyMismatch if the ids mean different texts,
-        Cancelled after `wake`.
+        Cancelled soon after `cancelled()`, or at once with a `wake`.
         """
-        own_hash = vocabulary_hash(vocabulary)
-        hello = Hello(session, 0, MAJOR, MINOR, FEATURES, vocabulary.real_size, own_hash)
+        own_hash = vocabulary_hash(tokeniser.vocabulary)
+        hello = Hello(session, 0, MAJOR, MINOR, FEATURES, tokeniser.vocabulary.real_size, own_hash)
         welcome = self._ask(hello)
         if welcome.vocabulary_hash != own_hash:
-            raise self._mismatch(hello, welcome, model, vocabulary)
-        self.probe(session)
+            raise self._mismatch(hello, welcome, tokeniser)
         deadline_s = self._clock.now() + self._connect_s
-        while not self.rtt_s and self._clock.now() < deadline_s:
-            self.receive(deadline_s - self._clock.now())
+        while not self.rtt_s and self._clock.now() < deadline_s and not self._cancelled():
+            self.probe(session)
+            self.receive(HELLO_AGAIN_S)
         return welcome
 
     def _ask(self, hello: Hello) -> Welcome:
@@ -131,7 +133,7 @@ class Connection:
         again_s = give_up_s = 0.0
         starting = ""
         while True:
-            if self._woken:
+            if self._cancelled():
                 raise Cancelled(f"interrupted while waiting for the cloud at {self.address}")
             now_s = self._clock.now()
             give_up_s = started_s + (self._patience_s if starting else self._connect_s)
@@ -148,10 +150,11 @@ class Connection:
                 else:
                     raise refusal(message.code, message.text)
 
-    def _mismatch(self, hello: Hello, welcome: Welcome, model: str, vocabulary: Vocabulary) -> VocabularyMismatch:
+    def _mismatch(self, hello: Hello, welcome: Welcome, tokeniser: Tokeniser) -> VocabularyMismatch:
         """Name the first id whose text differs, after asking for the block that holds it."""
+        vocabulary = tokeniser.vocabulary
         text = (
-            f"draft model {model} ({vocabulary.real_size} ids) does not fit the cloud's {welcome.model} "
+            f"draft model {tokeniser.name} ({vocabulary.real_size} ids) does not fit the cloud's {welcome.model} "
             f"({welcome.vocabulary_size} ids)"
         )
         block = first_differing_block(block_hashes(vocabulary), welcome.block_hashes or b"")

@@ -67,16 +67,19 @@ class EdgeSession:
         self._opened = self._closed = False
         self._busy = threading.Lock()  # held from a generation's first step to its last
         self._active: Callable[[], Pieces | None] = lambda: None  # the iterator of the last generation that began
+        self._cancelled = threading.Event()  # of the last generation or opening that began
         self._pid = os.getpid()
 
     # -- opening and closing ------------------------------------------------------------------------------------------
 
-    def open(self) -> None:
-        """Load the models, connect, compare vocabularies. Raises what any of these has to say, and may be called again
-        then; does nothing once the session is open."""
+    def open(self, cancelled: threading.Event | None = None) -> None:
+        """Load the models, connect, compare vocabularies; nothing once the session is open. Raises what any of these
+        has to say, and Cancelled if `cancelled` is set while it waits for the cloud, by `cancel` or otherwise; it may
+        then be called again."""
         self._check_usable()
         if self._opened:
             return
+        self._cancelled = cancelled or threading.Event()
         try:
             self._open(self.config)
         except BaseException:
@@ -85,15 +88,14 @@ class EdgeSession:
         self._opened = True
 
     def _open(self, config: EdgeConfig) -> None:
-        if self.strategy.uses_cloud:
-            self._connection = Connection(config, self._clock, self._events)  # connects while the models load
+        if self.strategy.uses_cloud:  # connects while the models load
+            self._connection = Connection(config, self._clock, self._events, self._cancelled.is_set)
         needs_drafter = self.strategy.drafts or not self.strategy.uses_cloud
         if self._tokeniser is None or (needs_drafter and self._drafter is None):
             self._drafter, self._tokeniser = load_models(config, drafter=needs_drafter)
             self._owned = [part for part in (self._drafter, self._tokeniser) if part is not None]
         if self._connection is not None:
-            tokeniser = self._tokeniser
-            self._welcome = self._connection.greet(self._machine.session, tokeniser.name, tokeniser.vocabulary)
+            self._welcome = self._connection.greet(self._machine.session, self._tokeniser)
 
     def close(self) -> None:
         """End what is running, tell the cloud, free the models. May be called twice, and from any thread."""
@@ -123,8 +125,7 @@ class EdgeSession:
     def cancel(self) -> None:
         """End the running generation, within one step of the draft model, or `open` where it waits for the cloud. From
         any thread or signal handler; where nothing runs, nothing happens."""
-        if (pieces := self._active()) is not None:
-            pieces.cancel()
+        self._cancelled.set()
         self._wake()
 
     def _wake(self) -> None:
@@ -173,10 +174,10 @@ class EdgeSession:
         if not self._busy.acquire(blocking=False):
             raise UsageError("this session is generating already: end that first, or make a second session")
         try:
-            self._active = pieces
+            self._active, self._cancelled = pieces, run.cancelled
             self.stats, self.token_ids, self.text, self.finish_reason = {}, (), "", None
             self.seed = secrets.randbits(64) if run.config.seed is None else run.config.seed
-            self.open()
+            self.open(run.cancelled)
             assert self._tokeniser is not None
             run.begin(self._tokeniser, drafts=self.strategy.drafts)
             ids = prompt_ids(self._tokeniser, prompt, self._welcome)
