@@ -64,8 +64,6 @@ class Setup:
     ids: int = 3
     stops_at: frozenset[int] = frozenset()
     reproducible: bool = True
-    edge_machine: type[EdgeMachine] = EdgeMachine
-    cloud_machine: type[CloudMachine] = CloudMachine
 
 
 @dataclass
@@ -105,7 +103,7 @@ class World:
         self.setup = setup
         self.now_s = 0.0
         self.salt = self.made = 0
-        self.edges = [Edge(setup.edge_machine(100 + i, setup.draft_ahead)) for i in range(setup.edges)]
+        self.edges = [Edge(EdgeMachine(100 + i, setup.draft_ahead)) for i in range(setup.edges)]
         self.workers = [Worker(self._new_machine()) for _ in range(setup.workers)]
         self.rows: dict[int, tuple[int, int]] = {}  # the front: session -> worker, opening
         self.routes: dict[int, Link] = {}  # the front: session -> connection
@@ -132,6 +130,7 @@ class World:
         edge = self.edges[number]
         right = self.choice(edge.machine.committed + edge.machine.draft)
         token = {"right": right, "wrong": (right + 1) % self.setup.ids, "stop": STOPS[0]}[what]
+        self.witness.draws(edge.machine, token)
         edge.machine.drafted(token)
         edge.mirror.append(token)
         edge.draws += 1
@@ -267,7 +266,7 @@ class World:
     def _new_machine(self) -> CloudMachine:
         s, made = self.setup, self.made
         self.made += 1
-        return s.cloud_machine(
+        return CloudMachine(
             CloudLimits(
                 context=s.context[made % len(s.context)],
                 vocabulary_size=100,
@@ -311,13 +310,14 @@ class World:
                 assert not edge.ended
                 edge.ended, edge.retry_s = action.reason, None
             elif isinstance(action, Fail):
-                assert action.code is ErrorCode.LIMIT, f"honest traffic was refused: {action.text}"
+                assert "prompt" in action.text, f"honest traffic was refused: {action.text}"
                 edge.failed = action.code
 
     def _put(self, edge: Edge, message: Message) -> None:
         assert decode(encode(message)) == message
         if isinstance(message, Open):
-            self.witness.opens(message, edge.machine.committed)
+            assert edge.retry_s is None, "it comes back before the time that the cloud named"
+            self.witness.opens(message, edge.machine)
         self._count(type(message).__name__)
         if edge.blocked:
             edge.blocked = False

@@ -3,14 +3,51 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
 
 from pipesd.core import Mode
+from pipesd.protocol import cloud_machine, edge_machine
 from pipesd.protocol.messages import Open
-from tests.explore import QUIET_S, World
+from tests.explore import QUIET_S, Setup, World
 
-MOST_STEPS = 20_000
+MOST_STEPS = 5_000
 TURNS = 3
+MOST_DEADLINES = 2  # after the last misfortune: one tells the edge that something was lost
+LEAST = 2  # stands for LEAST_AHEAD, so that small worlds reach their bounds
+COUNTS = ("passes", "verified", "stale", "verdicts")
+
+CHOICES: dict[str, tuple[object, ...]] = {
+    "mode": tuple(Mode),
+    "drafts": (True, True, True, False),
+    "ahead": (False, True),
+    "ask_every": (1, 2, 3, 5),
+    "draft_ahead": (1, 2, 3, 6, 20),
+    "cloud_ahead": ((LEAST,), (20,), (LEAST, 20), (20, LEAST)),
+    "run_ahead": (LEAST, 5, 20),
+    "prompt": (1, 2, 5),
+    "tokens": (1, 2, 5, 8, 24),
+    "context": ((400,), (400,), (12,), (400, 12), (12, 400)),
+    "edges": (1, 1, 2, 3),
+    "workers": (1, 1, 2),
+    "max_sessions": (1, 2, 3),
+    "prefill_piece": (1, 2, 100),
+    "ids": (2, 3, 5),
+    "stops_at": (frozenset(), frozenset(), frozenset({4}), frozenset({7, 8}), frozenset({12})),
+    "reproducible": (True, True, False),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_bounds() -> Iterator[None]:
+    """Small worlds reach their bounds, in every module that imports this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(edge_machine, "LEAST_AHEAD", LEAST)
+        patch.setattr(cloud_machine, "LEAST_AHEAD", LEAST)
+        yield
 
 
 def events(world: World) -> tuple[list[str], list[str], list[str]]:
@@ -54,6 +91,16 @@ def pick(world: World, number: int, *, faults: bool) -> str:
     return rare[at % len(rare)] if kind == 12 or not fair else fair[at % len(fair)]
 
 
+def random_world(seed: int, *, faults: bool, most_events: int = 100, **fixed: Any) -> World:
+    """A world made and moved by chance; `fixed` are fields of its setup."""
+    rng = random.Random(seed)
+    chosen: dict[str, Any] = {name: rng.choice(values) for name, values in CHOICES.items()}
+    world = World(Setup(**{**chosen, **fixed}))
+    for _ in range(rng.randrange(most_events)):
+        world.do(pick(world, rng.getrandbits(16), faults=faults))
+    return world
+
+
 def complete(world: World, most_deadlines: int = 0) -> World:
     """Everything happens that can, until all generations have ended. A deadline fires only when nothing else can
     happen, at most so often."""
@@ -78,6 +125,18 @@ def complete(world: World, most_deadlines: int = 0) -> World:
             for n in waiting:
                 world.do(f"deadline {n}")
     raise AssertionError("it does not end")
+
+
+def undisturbed(world: World) -> None:
+    """The world ends by itself, nothing was asked or said twice, and the figures agree."""
+    complete(world)
+    assert "deadline" not in world.counts
+    assert not world.witness.said_again
+    assert "Resend" not in world.counts or "Gone" in world.counts
+    for edge in world.edges:
+        t = edge.machine.tally
+        assert edge.ended
+        assert t.verified + t.stale <= t.drafted or t.openings > 1
 
 
 def _progress(world: World) -> bool:
@@ -132,9 +191,6 @@ def key(world: World) -> bytes:
         ]
         parts += [str(sessions), sorted(worker.caches.items()), worker.down]
     return repr(parts).encode()
-
-
-COUNTS = ("passes", "verified", "stale", "verdicts")
 
 
 def breadth_first(world: World, allowed: dict[str, int], most_deadlines: int, most_states: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipesd.protocol.edge_machine import Committed
+from pipesd.protocol.edge_machine import Committed, EdgeMachine
 from pipesd.protocol.messages import Open, Verdict
 
 if TYPE_CHECKING:
@@ -18,12 +18,19 @@ class Witness:
     def __init__(self) -> None:
         self.asked: dict[Opening, list[int]] = {}  # ids the edge opened with
         self.truth: dict[Opening, list[int]] = {}  # ids a cloud committed
+        self.limits: dict[Opening, int] = {}  # the edge's own
+        self.branches: dict[tuple[int, int, int], dict[int, int]] = {}  # with the epoch: ids drafted, by position
         self.said: dict[Opening, int] = {}  # position up to which verdicts went out
         self.said_again = 0
 
-    def opens(self, message: Open, committed: list[int]) -> None:
+    def opens(self, message: Open, m: EdgeMachine) -> None:
         key = (message.session, message.opening)
-        assert self.asked.setdefault(key, list(committed)) == committed, "one number, two openings"
+        assert self.asked.setdefault(key, list(m.committed)) == m.committed, "one number, two openings"
+        self.limits[key] = message.limit
+        self.branches[*key, m.epoch] = dict(enumerate(m.draft, len(m.committed)))
+
+    def draws(self, m: EdgeMachine, token: int) -> None:
+        self.branches.setdefault((m.session, m.opening, m.epoch), {})[m.end] = token
 
     def says(self, verdict: Verdict) -> None:
         key = (verdict.session, verdict.opening)
@@ -65,5 +72,9 @@ class Witness:
                 bounds = worker.machine.limits
                 assert len(s.draft) <= min(bounds.draft_ahead, world.setup.draft_ahead)
                 assert len(s.committed) - s.known <= max(bounds.run_ahead, bounds.draft_ahead + 1)
-                assert len(s.committed) <= s.limit
+                assert len(s.committed) <= min(self.limits[s.session, s.opening], bounds.context)
+                branch = self.branches.get((s.session, s.opening, s.epoch), {})
+                ids = s.committed + s.draft
+                alive = all(branch.get(p, ids[p]) == ids[p] for p in range(len(ids)))
+                assert not s.draft or alive, "a draft is kept that is not what the edge drafted there"
                 assert not any(token in STOPS for token in s.committed[len(asked) : -1]), "beyond the end"
