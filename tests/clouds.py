@@ -20,10 +20,13 @@ from pipesd.cloud.server import CloudServer
 from pipesd.config import CloudConfig, EdgeConfig
 from pipesd.core import Vocabulary
 from pipesd.edge.session import EdgeSession
+from pipesd.protocol.messages import Message
+from pipesd.protocol.wire import decode, encode
 from pipesd.sim.drafters import Agreement, Proposal, ScriptedDrafter
 from pipesd.sim.targets import Batch, ScriptedTarget
 from pipesd.sim.texts import KeyedText, Law, continuation
 from pipesd.sim.tokeniser import ByteTokeniser
+from pipesd.transport import Context, front_socket
 
 LAW = KeyedText(7)
 NOWHERE = "tcp://127.0.0.1:1"  # a port that nobody listens at
@@ -212,3 +215,41 @@ class CloudProcess:
             self.kill()
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+class FakeCloud:
+    """A socket that answers each message with what `answer` says: messages, or bytes as they are; `heard` are those
+    that came."""
+
+    def __init__(self, answer: Callable[[Message], Sequence[Message | bytes]]) -> None:
+        self.heard: list[Message] = []
+        self._answer = answer
+        self._context = Context()
+        self._socket = front_socket(self._context, "tcp://127.0.0.1:0")
+        self.address = self._socket.address
+        self._stop = threading.Event()
+        self._thread = InThread(self._main)
+
+    def kinds(self) -> list[str]:
+        return [type(message).__name__ for message in self.heard]
+
+    def _main(self) -> None:
+        self._socket.adopt()
+        while not self._stop.is_set():
+            if not self._socket.zmq_socket.poll(10):
+                continue
+            taken = self._socket.receive()
+            if taken is not None:
+                message = decode(taken[1])
+                self.heard.append(message)
+                for said in self._answer(message):
+                    self._socket.send(taken[0], said if isinstance(said, bytes) else encode(said))
+        self._socket.close()
+
+    def __enter__(self) -> FakeCloud:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.result()
+        self._context.term()

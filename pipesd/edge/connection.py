@@ -35,7 +35,7 @@ from pipesd.protocol.vocabulary import (
     first_differing_block,
     vocabulary_hash,
 )
-from pipesd.protocol.wire import decode, encode
+from pipesd.protocol.wire import check_version, decode, encode
 from pipesd.transport import Context, edge_socket
 
 HELLO_AGAIN_S = 0.5
@@ -120,6 +120,8 @@ class Connection:
         own_hash = vocabulary_hash(tokeniser.vocabulary)
         hello = Hello(session, 0, MAJOR, MINOR, FEATURES, tokeniser.vocabulary.real_size, own_hash)
         welcome = self._ask(hello)
+        if version := check_version(welcome.major, welcome.minor, "the cloud"):
+            raise Refused(version, ErrorCode.VERSION)
         if welcome.vocabulary_hash != own_hash:
             raise self._mismatch(hello, welcome, tokeniser)
         deadline_s = self._clock.now() + self._connect_s
