@@ -19,22 +19,31 @@ REFUSED_PARTS_A_STEP = 1000  # parts of a refused message read away before the c
 
 @dataclass(frozen=True)
 class SocketSettings:
-    """Options of one kind of socket. Times must suit the slowest link: handshakes need 4 round trips."""
+    """Options of one kind of socket; 0 messages is no bound, 0 ms no heartbeat. Times must suit the slowest link:
+    handshakes need 4 round trips.
 
-    queue_messages: int  # each way, for each peer
+    libzmq aborts the process when a heartbeat is due on a connection that has broken while its receive queue was full
+    (zeromq/libzmq#4364; 3937 and 4767 are its kin). So a socket that sends heartbeats has no bound on what it receives,
+    and one that must have a bound, as it hears strangers, only answers them.
+    """
+
+    send_messages: int  # queued for each peer
+    receive_messages: int  # queued from each peer
+    heartbeat_ms: int = 0
+    heartbeat_timeout_ms: int = 1500  # either side gives the connection up after this silence
     message_bytes: int = 1 << 21  # longest part taken, above any legal one; a peer that sends more is disconnected
     linger_ms: int = 300  # how long a close waits for the last message to leave
     reconnect_ms: int = 50
     reconnect_most_ms: int = 1000
     connect_timeout_ms: int = 1000  # above the round trip
     handshake_ms: int = 3000  # above five round trips
-    heartbeat_ms: int = 500
-    heartbeat_timeout_ms: int = 1500
     backlog: int = 1024
+    keepalive_s: int = 0  # TCP looks after a silent peer this often, and waits as long for what it sent; 0: never
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            assert value >= (0 if name == "linger_ms" else 1), f"{name} = {value}"
+            assert value >= 0, f"{name} = {value}"
+        assert not (self.heartbeat_ms and self.receive_messages), "libzmq would abort, see above"
         assert self.heartbeat_timeout_ms > self.heartbeat_ms, "a heartbeat must be able to arrive in time"
 
 
@@ -113,18 +122,27 @@ class OwnedSocket:
 
 def new_socket(context: Context, kind: int, settings: SocketSettings) -> Socket:
     socket = context.socket(kind)
-    for option, value in (
-        (zmq.SNDHWM, settings.queue_messages),
-        (zmq.RCVHWM, settings.queue_messages),
-        (zmq.MAXMSGSIZE, settings.message_bytes),
-        (zmq.LINGER, settings.linger_ms),
-        (zmq.RECONNECT_IVL, settings.reconnect_ms),
-        (zmq.RECONNECT_IVL_MAX, settings.reconnect_most_ms),
-        (zmq.CONNECT_TIMEOUT, settings.connect_timeout_ms),
-        (zmq.HANDSHAKE_IVL, settings.handshake_ms),
-        (zmq.HEARTBEAT_IVL, settings.heartbeat_ms),
-        (zmq.HEARTBEAT_TIMEOUT, settings.heartbeat_timeout_ms),
-    ):
+    options = {
+        zmq.SNDHWM: settings.send_messages,
+        zmq.RCVHWM: settings.receive_messages,
+        zmq.MAXMSGSIZE: settings.message_bytes,
+        zmq.LINGER: settings.linger_ms,
+        zmq.RECONNECT_IVL: settings.reconnect_ms,
+        zmq.RECONNECT_IVL_MAX: settings.reconnect_most_ms,
+        zmq.CONNECT_TIMEOUT: settings.connect_timeout_ms,
+        zmq.HANDSHAKE_IVL: settings.handshake_ms,
+        zmq.BACKLOG: settings.backlog,
+    }
+    if settings.heartbeat_ms:
+        options[zmq.HEARTBEAT_IVL] = settings.heartbeat_ms
+        options[zmq.HEARTBEAT_TIMEOUT] = settings.heartbeat_timeout_ms
+        options[zmq.HEARTBEAT_TTL] = settings.heartbeat_timeout_ms  # what the other side, which sends none, goes by
+    if settings.keepalive_s:
+        options[zmq.TCP_KEEPALIVE] = 1
+        options[zmq.TCP_KEEPALIVE_IDLE] = options[zmq.TCP_KEEPALIVE_INTVL] = settings.keepalive_s
+        options[zmq.TCP_KEEPALIVE_CNT] = 3
+        options[zmq.TCP_MAXRT] = settings.keepalive_s * 1000
+    for option, value in options.items():
         socket.set(option, value)
     return socket
 

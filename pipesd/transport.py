@@ -8,8 +8,8 @@ in one place:
 * a ROUTER says when a peer is gone instead of dropping the answer (ROUTER_MANDATORY);
 * a message has exactly the parts expected. `MAXMSGSIZE` bounds one part only, so the parts of a longer message are read
   away in bounded steps and never stored;
-* heartbeats run on both sides, so both notice a dead link; identities are never fixed, so that no client can take
-  another's place;
+* both sides notice a dead link: edges send heartbeats and the front, which answers them, misses them (why not both
+  ways: see `SocketSettings`); identities are never fixed, so that no client can take another's place;
 * a socket belongs to one thread of one process. Used from another it raises `PipeSDError`, where libzmq would abort the
   interpreter (thread) or hang (forked child);
 * the monitor's queue has no bound on our side and is emptied as we go: full, it would block libzmq's own thread.
@@ -51,9 +51,9 @@ __all__ = [
     "parse_address",
 ]
 
-EDGE = SocketSettings(queue_messages=64)
-FRONT = SocketSettings(queue_messages=256)
-PAIR = SocketSettings(queue_messages=1024, message_bytes=1 << 26)  # a worker's first word carries a whole vocabulary
+EDGE = SocketSettings(send_messages=64, receive_messages=0, heartbeat_ms=500)  # the protocol bounds what a cloud sends
+FRONT = SocketSettings(send_messages=256, receive_messages=256, keepalive_s=20)
+PAIR = SocketSettings(send_messages=1024, receive_messages=1024, message_bytes=1 << 26)  # READY has a whole vocabulary
 
 
 class Link(StrEnum):
@@ -302,7 +302,6 @@ def front_socket(
         endpoint = next((each for each in found if "[" not in each), found[0])  # IPv4 first: edges try both
     socket = new_socket(context, zmq.ROUTER, settings)
     socket.set(zmq.ROUTER_MANDATORY, 1)
-    socket.set(zmq.BACKLOG, settings.backlog)
     socket.set(zmq.IPV6, int(host == "*" or "[" in endpoint))
     try:
         socket.bind(endpoint)

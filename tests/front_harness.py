@@ -23,7 +23,7 @@ from pipesd.protocol.wire import Message
 from pipesd.transport import Context, edge_socket, front_socket, pair_connect
 
 SOON_S = 5.0  # far above what anything here takes
-VOCABULARY = Vocabulary(tuple(b"%d" % i for i in range(300)) + (b"", b""))
+VOCABULARY = Vocabulary((*(b"%d" % i for i in range(300)), b"", b""))
 INFO = ModelInfo("script", 300, 1000, (2,), b"modelone", "cpu", "float32")
 HASH = vocabulary_hash(VOCABULARY)
 WHO, CRASH, SLEEP, FLOOD, MUMBLE, FORGET, LEAVE, RUN = range(8)  # what the first id of a DRAFT makes a worker do
@@ -124,7 +124,7 @@ class RunningFront:
 
 @contextmanager
 def running_front(
-    body: WorkerBody | Callable[[int], WorkerBody],
+    body: Script | Callable[[int], WorkerBody],
     limits: FrontLimits = QUICK,
     *,
     processes: bool = False,
@@ -134,13 +134,16 @@ def running_front(
     context = Context()
     public = front_socket(context, "tcp://127.0.0.1:0")
     kind = WorkerProcess if processes else WorkerThread
-    body_of = (lambda number: body) if isinstance(body, Script) else body
+
+    def body_of(number: int) -> WorkerBody:
+        return body if isinstance(body, Script) else body(number)
+
     log: list[str] = []
     errors: list[PipeSDError] = []
     ready, ended = threading.Event(), threading.Event()
     front = Front(
         public,
-        lambda number: kind(context, number, body_of(number)),  # type: ignore[arg-type]
+        lambda number: kind(context, number, body_of(number)),
         limits,
         log=log.append,
         clock=SystemClock(),

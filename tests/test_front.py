@@ -453,13 +453,8 @@ def test_a_worker_that_keeps_crashing_is_given_up() -> None:
         edge.open(5)
         edge.say(draft(5, 1, CRASH))
         assert edge.hear().code is ErrorCode.UNKNOWN
-        opening = itertools.count(2)
-        wait_for(
-            lambda: (
-                isinstance(answer := edge.open(5, next(opening)), wire.Opened)
-                and edge.say(draft(*answer[:2], CRASH)) is None
-            )
-        )
+        opening = next(n for n in itertools.count(2) if isinstance(edge.open(5, n), wire.Opened))
+        edge.say(draft(5, opening, CRASH))
         assert cloud.ended.wait(SOON_S)
         (error,) = cloud.errors
         assert str(error) == "worker 0 ended 2 times within a minute; the last time: RuntimeError: as told"
@@ -543,11 +538,23 @@ def test_draining_ends_in_time_whatever_runs_and_at_once_when_asked_again(again:
         while not isinstance(answer := edge.hear(), wire.Error):
             assert answer is not None
         assert answer[:3] == (5, 1, ErrorCode.DRAINING)
-        assert (time.monotonic() - begun_s < 0.4) == again
+        lasted_s = time.monotonic() - begun_s
+        assert lasted_s < 0.4 if again else 0.4 < lasted_s < 2.0
         assert cloud.ended.wait(1.0)
 
 
-def test_an_idle_front_ends_at_once() -> None:
+def can_bind(address: str) -> bool:
+    with net.socket() as listener:
+        listener.setsockopt(net.SOL_SOCKET, net.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", int(address.rpartition(":")[2])))
+            listener.listen()
+        except OSError:
+            return False
+        return True
+
+
+def test_an_idle_front_ends_at_once_and_frees_its_port() -> None:
     with running_front(Script(), replace(QUICK, quiet_s=0.2)) as cloud, cloud.edge() as edge:
         edge.open(5)
         time.sleep(0.3)
@@ -555,3 +562,4 @@ def test_an_idle_front_ends_at_once() -> None:
         cloud.front.stop()
         assert cloud.ended.wait(SOON_S)
         assert time.monotonic() - begun_s < 0.5
+        wait_for(lambda: can_bind(cloud.address), 1.0)
