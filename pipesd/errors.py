@@ -41,6 +41,10 @@ class VocabularyMismatch(Refused):
     """Draft and target do not give the same text to the same ids."""
 
 
+class DrafterFailed(PipeSDError):
+    """The draft model could not compute; its cache is empty, so a later try starts afresh."""
+
+
 class Cancelled(PipeSDError):
     """The user interrupted."""
 

@@ -14,7 +14,7 @@ import pytest
 from clouds import LAW, PATIENT_S, Serving, Watched, at_once, edge, ids_of, said, serving, wait_until
 
 from pipesd.core import Piece
-from pipesd.errors import PipeSDError, ProtocolError, Refused, Unreachable, UsageError
+from pipesd.errors import DrafterFailed, PipeSDError, ProtocolError, Refused, Unreachable, UsageError
 from pipesd.protocol.messages import ErrorCode
 from pipesd.sim.check import check_file
 from pipesd.sim.drafters import Agreement, DraftScript, ScriptedDrafter
@@ -489,3 +489,20 @@ def test_the_event_log_passes_the_checker(cloud: Serving, strategy: str, tmp_pat
 def test_an_event_log_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="event file"):
         edge("", events=str(tmp_path / "no" / "such" / "folder"))
+
+
+class FailingDrafter(ScriptedDrafter):
+    """Fails at its twentieth draft, as llama.cpp may."""
+
+    def draft(self) -> tuple[int, float]:
+        if self.drawn == 20:
+            raise DrafterFailed("scripted: no memory left")
+        return super().draft()
+
+
+def test_a_drafter_that_fails_costs_drafts_not_the_text(caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as cloud, edge(cloud.address, drafter=FailingDrafter(Agreement(LAW))) as session:
+        prompt = session.tokeniser.encode("a prompt")
+        assert ids_of(session, prompt, max_tokens=80) == said(LAW, prompt, 80)
+    assert session.stats["drafted"] == 20 and session.stats["openings"] == 2
+    assert "scripted: no memory left: going on without drafts" in [record.message for record in caplog.records]

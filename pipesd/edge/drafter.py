@@ -25,7 +25,7 @@ from pipesd.cpu import usable_cpus
 from pipesd.edge.gguf_header import read_header
 from pipesd.edge.llama import log, native
 from pipesd.edge.tokeniser import Tokeniser, Weights
-from pipesd.errors import PipeSDError, UsageError
+from pipesd.errors import DrafterFailed, PipeSDError, UsageError
 
 __all__ = ["DraftContextFull", "Drafter", "DrafterFailed", "Tokeniser", "estimate_bytes"]
 
@@ -37,10 +37,6 @@ _ALL = -1
 
 class DraftContextFull(PipeSDError):
     """The draft model's context is used up: go on without drafts, or roll back."""
-
-
-class DrafterFailed(PipeSDError):
-    """llama.cpp could not compute. Its cache has been emptied, so a later try starts afresh."""
 
 
 def estimate_bytes(path: str | os.PathLike[str], context: int = 0) -> int:

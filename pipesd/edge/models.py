@@ -53,12 +53,14 @@ class Drafter(Protocol):
 def load_models(config: EdgeConfig, *, drafter: bool) -> tuple[Drafter | None, Tokeniser]:
     """The draft model of `config` and its tokeniser; only the latter (a tenth of a second) without `drafter`."""
     from pipesd.edge.drafter import Drafter as LlamaDrafter
+    from pipesd.edge.drafter import estimate_bytes
     from pipesd.edge.tokeniser import Tokeniser as LlamaTokeniser
 
     if not config.draft:
         raise UsageError("no draft model: give --draft FILE.gguf (every strategy needs at least its vocabulary)")
     if not drafter:
         return None, LlamaTokeniser.open(config.draft)
+    log.info("loading %s: about %d MB", config.draft, estimate_bytes(config.draft, config.context) // 1_000_000 + 1)
     loaded = LlamaDrafter(config.draft, context=config.context, threads=config.threads, gpu_layers=config.gpu_layers)
     for notice in loaded.notices:
         log.warning(notice)

@@ -22,7 +22,7 @@ from pipesd.edge.local import PREFILL_PIECE, generate_alone
 from pipesd.edge.models import Drafter, Tokeniser, load_models, prompt_ids
 from pipesd.edge.patience import Patience
 from pipesd.edge.run import Pieces, Run
-from pipesd.errors import UsageError
+from pipesd.errors import DrafterFailed, UsageError
 from pipesd.metrics import EventLog, summary
 from pipesd.policy.strategy import make_strategy
 from pipesd.protocol import edge_machine as em
@@ -285,22 +285,29 @@ class EdgeSession:
         machine, drafter, trigger = self._machine, self._drafter, self.strategy.trigger
         assert drafter is not None and trigger is not None
         if drafter.room <= 0:
-            log.warning("the draft model's context is full: going on without drafts")
-            self._events.record("without_drafts")
-            run.opened(self._clock.now(), drafter=True)
-            self._perform(run, machine.stop_drafting())
+            self._go_on_without_drafts(run, "the draft model's context is full")
             return
-        if not run.prefilled:
-            if drafter.prefill(PREFILL_PIECE) == 0:
-                run.opened(self._clock.now(), drafter=True)
+        try:
+            if not run.prefilled:
+                if drafter.prefill(PREFILL_PIECE) == 0:
+                    run.opened(self._clock.now(), drafter=True)
+                return
+            token, p_draft = run.draft(drafter, self._clock)
+        except DrafterFailed as error:
+            self._go_on_without_drafts(run, str(error))
             return
-        token, p_draft = run.draft(drafter, self._clock)
         self._events.record("drafted", pos=machine.end, id=token, p_draft=round(p_draft, 6))
         machine.drafted(token)
         rule = trigger.observe(p_draft)
         if rule is not None:
             self._events.record("trigger", rule=rule, end=machine.end)
             self._perform(run, machine.ask())
+
+    def _go_on_without_drafts(self, run: Run, why: str) -> None:
+        log.warning("%s: going on without drafts", why)
+        self._events.record("without_drafts", why=why)
+        run.opened(self._clock.now(), drafter=True)
+        self._perform(run, self._machine.stop_drafting())
 
     def _perform(self, run: Run | None, actions: Sequence[em.Action]) -> None:
         """Do what the machine says, in order."""
