@@ -59,8 +59,7 @@ class _Group:
 class Attention:
     """One pass: where each layer's new keys and values go, and what each query row reads.
 
-    Row i of the pass is at `positions[i]`. A pass of one token has two rows, the second a copy that is not stored: the
-    linear layers' kernels for a single row are not the ones for several.
+    Row i of the pass is at `positions[i]`. Rows beyond the batch's are copies of the first that are not stored.
     """
 
     shape: CacheShape
@@ -145,10 +144,11 @@ class KVCache:
         return held
 
     @torch.inference_mode()
-    def extend(self, batch: Sequence[tuple[int, int]]) -> Attention:
+    def extend(self, batch: Sequence[tuple[int, int]], least_rows: int = 1) -> Attention:
         """Lengthens each (slot, count) by `count` ≥ 1 and returns the attention of the pass that fills the new rows.
 
-        The rows of the pass are those of the batch in order. Slots must differ.
+        The rows of the pass are those of the batch in order, then copies of the first if they are fewer than
+        `least_rows`. Slots must differ.
         """
         assert len({slot for slot, _ in batch}) == len(batch) and all(count >= 1 for _, count in batch)
         starts = [self.length(slot) for slot, _ in batch]
@@ -160,16 +160,21 @@ class KVCache:
             writes.append((slice(row, row + count), slot.data[:, :, start : start + count].unbind(0)))
             slot.length = start + count
             row += count
+        copies = max(0, least_rows - row)
         counts = [count for _, count in batch]
-        order: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
+        gather, scatter = list(range(row)), list(range(row))
         if self._exact:
             groups, gather, scatter = self._tiles(held, starts, counts)
-            if row == 1:
-                positions, scatter = positions * 2, scatter * 2
-            order = (self._ids(gather), self._ids(scatter))
         else:
             groups = self._runs(held, starts, counts)
-        return Attention(self.shape, self._ids(positions), tuple(writes), tuple(groups), *order)
+        return Attention(
+            self.shape,
+            self._ids(positions + positions[:1] * copies),
+            tuple(writes),
+            tuple(groups),
+            gather=self._ids(gather) if self._exact else None,
+            scatter=self._ids(scatter + scatter[:1] * copies) if self._exact or copies else None,
+        )
 
     def _ids(self, values: list[int]) -> Tensor:
         return torch.tensor(values, device=self._device)

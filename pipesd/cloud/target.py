@@ -34,6 +34,7 @@ from pipesd.errors import UsageError
 Batch = Sequence[tuple[int, Sequence[int], int]]  # (slot, ids to append, rows of logits wanted of the last ones)
 
 MOST_ROWS = 256  # of one pass through the layers; longer ones are cut, which bounds memory
+LEAST_ROWS = 4  # on the CPU fewer are filled up: kernels for one row are not those for several, and slower ones
 _log = logging.getLogger("pipesd.cloud")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -51,7 +52,7 @@ class TorchTarget:
         self._decoder = decoder
         self._cache = cache
         self._threads = threads
-        self._exact = exact
+        self._least_rows = LEAST_ROWS if info.device == "cpu" else 1
         self._longest_s = 0.0
 
     @property
@@ -105,14 +106,13 @@ class TorchTarget:
         for _, entry, rows in batch:
             end += len(entry)
             wanted += range(end - rows, end)
-        attention = self._cache.extend([(slot, len(entry)) for slot, entry, _ in batch])
-        count = len(wanted)
-        if self._exact:  # kernels for a lone row are not those for several
-            ids, wanted = (ids * 2 if len(ids) == 1 else ids), (wanted * 2 if count == 1 else wanted)
+        attention = self._cache.extend([(slot, len(entry)) for slot, entry, _ in batch], self._least_rows)
+        ids += ids[:1] * (self._least_rows - len(ids))
+        copies = wanted[:1] * (self._least_rows - len(wanted))
         device = attention.positions.device
-        where = torch.tensor(wanted, device=device) if wanted else None
+        where = torch.tensor(wanted + copies, device=device) if wanted else None
         logits = self._decoder(torch.tensor(ids, device=device), attention, where)
-        return None if logits is None else logits[:count]
+        return None if logits is None else logits[: len(wanted)]
 
 
 def _arg_max(logits: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ def rows_agree(decoder: Decoder, threads: int = 1) -> bool:
     shape = replace(decoder.shape.cache(min(decoder.shape.context, BUCKET + 6)), layers=1)
     table = decoder.embedding
     cache = KVCache(shape, 3, device=table.device, dtype=table.dtype, exact=True)
-    info = ModelInfo("", decoder.shape.width, shape.context, (), b"", "", "")
+    info = ModelInfo("", decoder.shape.width, shape.context, (), b"", "cpu", "")
     target = TorchTarget(decoder.shallow(), cache, info, Vocabulary(()), threads=threads, exact=True)
     draw = np.random.default_rng(0)
     ids = draw.integers(decoder.shape.width, size=shape.context).tolist()
