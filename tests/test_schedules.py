@@ -18,7 +18,8 @@ from tests.wander import complete
 from tests.wander import small_bounds as small_bounds
 from tests.witness import STOPS
 
-PLAIN = Setup(prompt=1, tokens=4, draft_ahead=3, ids=5, ahead=True)  # a prompt of one id needs no prefill: OPENED comes at once
+# A prompt of one id needs no prefill: OPENED comes at once.
+PLAIN = Setup(prompt=1, tokens=4, draft_ahead=3, ids=5, ahead=True)
 LISTENER = replace(PLAIN, mode=Mode.FREE, drafts=False, run_ahead=4, tokens=12)
 
 
