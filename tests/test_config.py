@@ -1,0 +1,234 @@
+"""What can be set: every bound of every field by library, file and flag, and the words of a refusal."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from pipesd import CloudConfig, EdgeConfig, GenerateConfig
+from pipesd.config import add_flags, make_config, read_tables
+from pipesd.errors import UsageError
+
+KINDS = (EdgeConfig, GenerateConfig, CloudConfig)
+# set to this value, these are refused by name although they are within their bounds: not part of this version
+ABSENT = {("temperature", 1), ("temperature", 0.5), ("keys", "text")}
+
+
+def numbers(kind: type) -> Iterator[tuple[str, type, Any, Any]]:
+    """The fields of whole and other numbers, with their bounds."""
+    hints = get_type_hints(kind)
+    for f in fields(kind):
+        wanted = {int: int, float: float, int | None: int}.get(hints[f.name])
+        if wanted is not None:
+            yield f.name, wanted, f.metadata["low"], f.metadata["high"]
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def by_library(kind: type, name: str, value: Any) -> Any:
+    return getattr(kind(**{name: value}), name)
+
+
+def by_file(kind: type, name: str, value: Any, tmp_path: Path) -> Any:
+    text = {True: "true", False: "false"}.get(value, repr(value)) if isinstance(value, bool) else repr(value)
+    file = tmp_path / "pipesd.toml"
+    file.write_text(f"[table]\n{name} = {text}\n")
+    return getattr(make_config(kind, read_tables(str(file), ["table"])["table"], {}), name)
+
+
+def by_flag(kind: type, name: str, value: Any) -> Any:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_flags(parser, kind)
+    given = vars(parser.parse_args([f"{flag(name)}={value}"]))
+    return getattr(make_config(kind, {}, given), name)
+
+
+def every_way(kind: type, name: str, value: Any, tmp_path: Path) -> Iterator[Any]:
+    yield lambda: by_library(kind, name, value)
+    yield lambda: by_file(kind, name, value, tmp_path)
+    yield lambda: by_flag(kind, name, value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_defaults_are_within_their_own_bounds(kind: type) -> None:
+    config = kind()
+    for f in fields(kind):
+        assert getattr(config, f.name) == f.default
+        assert f.metadata["help"] and not f.metadata["help"].endswith("."), f.name
+    with pytest.raises(FrozenInstanceError):
+        config.draft = "other"
+    with pytest.raises(TypeError):
+        kind("by position")
+
+
+@pytest.mark.parametrize(("kind", "name", "wanted", "low", "high"), [(k, *n) for k in KINDS for n in numbers(k)])
+def test_both_bounds_are_included_and_nothing_beyond(
+    kind: type, name: str, wanted: type, low: Any, high: Any, tmp_path: Path
+) -> None:
+    assert low is not None, "every number has a least value"
+    step: float = 1 if wanted is int else 1e-6
+    for bound, sign in ((low, -1), (high, 1)):
+        if bound is None:
+            continue
+        for way in every_way(kind, name, wanted(bound), tmp_path):
+            if (name, bound) not in ABSENT:
+                value = way()
+                assert value == bound and type(value) is wanted
+        for beyond in (bound + sign * step, bound + sign * max(1.0, abs(bound)) * 10):
+            for way in every_way(kind, name, wanted(beyond), tmp_path):
+                with pytest.raises(UsageError, match=rf"^{flag(name)[2:]}: got .*, wanted ") as error:
+                    way()
+                assert f"{low}" in str(error.value), "what was wanted is said"
+
+
+@pytest.mark.parametrize(("kind", "name", "wanted"), [(k, *n[:2]) for k in KINDS for n in numbers(k)])
+def test_what_is_no_number_is_refused(kind: type, name: str, wanted: type, tmp_path: Path) -> None:
+    for value in (math.nan, math.inf, -math.inf, True, False, "5", [5], 10**400, 1j, b"5"):
+        with pytest.raises(UsageError, match=f"^{flag(name)[2:]}: got"):
+            by_library(kind, name, value)
+    for value in ("nan", "inf", "-inf", "true", '"5"', "[5]", "2020-01-01", "{ a = 1 }"):
+        file = tmp_path / "pipesd.toml"
+        file.write_text(f"[table]\n{name} = {value}\n")
+        with pytest.raises(UsageError, match=f"^{flag(name)[2:]}: got"):
+            make_config(kind, read_tables(str(file), ["table"])["table"], {})
+    for value in ("nan", "inf", "-inf", "True", "", "abc", "5,5", "0x10"):
+        with pytest.raises((UsageError, argparse.ArgumentError), match=flag(name)[2:]):
+            by_flag(kind, name, value)
+    if wanted is int:
+        with pytest.raises(UsageError, match="wanted a whole number"):
+            by_library(kind, name, 4.0)
+        with pytest.raises(argparse.ArgumentError, match="invalid int value"):
+            by_flag(kind, name, "4.0")
+    if name != "seed":
+        with pytest.raises(UsageError):
+            by_library(kind, name, None)
+
+
+def test_whole_numbers_may_stand_for_others() -> None:
+    config = EdgeConfig(connect_s=3)
+    assert config.connect_s == 3.0 and type(config.connect_s) is float
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_and_switches(kind: type, tmp_path: Path) -> None:
+    hints = get_type_hints(kind)
+    for f in fields(kind):
+        if hints[f.name] is bool:
+            for way in (lambda n=f.name: by_library(kind, n, True), lambda n=f.name: by_file(kind, n, True, tmp_path)):  # type: ignore[misc]
+                assert way() is True
+            for value in (1, 0, "true", None):
+                with pytest.raises(UsageError, match="wanted true or false"):
+                    by_library(kind, f.name, value)
+        elif hints[f.name] is str and not f.metadata["choices"] and (f.name, "text") not in ABSENT:
+            for way in every_way(kind, f.name, "text", tmp_path):
+                assert way() == "text"
+            for value in (5, None, b"text", Path("text"), ["text"]):
+                with pytest.raises(UsageError, match="wanted a text"):
+                    by_library(kind, f.name, value)
+
+
+def test_choices(tmp_path: Path) -> None:
+    for name, choices in (("device", ("auto", "cpu", "cuda")), ("dtype", ("auto", "float32", "bfloat16", "float16"))):
+        for choice in choices:
+            for way in every_way(CloudConfig, name, choice, tmp_path):
+                assert way() == choice
+        for wrong in ("", "CPU", "gpu", "float"):
+            for way in every_way(CloudConfig, name, wrong, tmp_path):
+                with pytest.raises(UsageError, match=f"^{name}: got '{wrong}', wanted one of auto, "):
+                    way()
+
+
+def test_stop_texts(tmp_path: Path) -> None:
+    assert GenerateConfig(stop=("a", "b")).stop == ("a", "b")
+    assert make_config(GenerateConfig, {"stop": ["a", "b"]}, {}).stop == ("a", "b")
+    assert by_file(GenerateConfig, "stop", ["a", "b"], tmp_path) == ("a", "b")
+    parser = argparse.ArgumentParser()
+    add_flags(parser, GenerateConfig)
+    given = vars(parser.parse_args(["--stop", "a", "--stop", "b"]))
+    assert make_config(GenerateConfig, {"stop": ["file's"]}, given).stop == ("a", "b")
+    for value in ("a", ("a", 5), 5, None):
+        with pytest.raises(UsageError, match=r"stop: got .*, wanted a list of texts"):
+            make_config(GenerateConfig, {"stop": value}, {})
+    with pytest.raises(UsageError, match="a stop text is empty"):
+        GenerateConfig(stop=("a", ""))
+
+
+def test_what_this_version_does_not_have_is_refused_by_name() -> None:
+    for temperature in (0.7, 1e-8, 1):
+        with pytest.raises(UsageError, match=r"temperature .*: sampling is not part of this version"):
+            GenerateConfig(temperature=temperature)
+    with pytest.raises(UsageError, match="keys are not part of this version"):
+        CloudConfig(keys="folder")
+
+
+def test_options_without_effect_are_named() -> None:
+    assert GenerateConfig().without_effect() == []
+    assert GenerateConfig(top_k=3, top_p=0.5, min_p=0.1, seed=3).without_effect() == ["top_k", "top_p", "min_p"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unknown_options_are_refused_with_a_near_one(kind: type) -> None:
+    for f in fields(kind):
+        near = f.name + "s"
+        with pytest.raises(UsageError, match=f"unknown option '{near}': did you mean '{f.name}'"):
+            make_config(kind, {near: 1}, {})
+    with pytest.raises(UsageError, match=f"unknown option 'zzz': known are {fields(kind)[0].name}, "):
+        make_config(kind, {"zzz": 1}, {})
+
+
+def test_flags_win_over_the_file_and_absent_flags_do_not() -> None:
+    table = {"draft-length": 3, "connect_s": 7}
+    config = make_config(EdgeConfig, table, {"draft_length": 5, "something": "else"})
+    assert (config.draft_length, config.connect_s, config.patience_s) == (5, 7.0, EdgeConfig().patience_s)
+
+
+def test_flags_are_never_abbreviated_twice_or_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser(prog="test")
+    add_flags(parser, EdgeConfig, leave_out=["events"])
+    assert vars(parser.parse_args([])) == {}
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for f in fields(EdgeConfig):
+        assert (flag(f.name) in shown) == (f.name != "events")
+    assert "(default 30.0)" in shown and "(default vanilla)" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[edge]\ndraft = ", "not TOML"),
+        ("draft = 'x'\n", "unknown table or key 'draft'.*known are .edge., .generate."),
+        ("[cloud]\n", "unknown table or key 'cloud'"),
+        ("edge = 5\n", "'edge' in .* must be a table: write .edge."),
+        ("[[edge]]\n", "must be a table"),
+        ("[edge]\ndraft = 'x'\ndraft = 'y'\n", "not TOML"),
+        ("[edge]\nthreads = " + "9" * 5000, "not TOML"),
+        (b"[edge]\ndraft = '\xff'\n", "not TOML"),
+    ],
+)
+def test_files_that_are_none(text: str | bytes, error: str, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UsageError, match=error) as refused:
+        read_tables(str(file), ["edge", "generate"])
+    assert str(file) in str(refused.value)
+
+
+def test_files_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_tables(None, ["edge"]) == {"edge": {}}
+    with pytest.raises(UsageError, match=r"nowhere\.toml: No such file"):
+        read_tables(str(tmp_path / "nowhere.toml"), ["edge"])
+    with pytest.raises(UsageError, match="directory"):
+        read_tables(str(tmp_path), ["edge"])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "own.toml").write_text("[edge]\nthreads = 2\n")
+    assert read_tables("~/own.toml", ["edge", "generate"]) == {"edge": {"threads": 2}, "generate": {}}
