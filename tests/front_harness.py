@@ -20,13 +20,14 @@ from pipesd.errors import PipeSDError
 from pipesd.protocol import wire
 from pipesd.protocol.vocabulary import vocabulary_hash
 from pipesd.protocol.wire import Message
-from pipesd.transport import Context, edge_socket, front_socket, pair_connect
+from pipesd.transport import EDGE, Context, SocketSettings, edge_socket, front_socket, pair_connect
 
 SOON_S = 5.0  # far above what anything here takes
 VOCABULARY = Vocabulary((*(b"%d" % i for i in range(300)), b"", b""))
 INFO = ModelInfo("script", 300, 1000, (2,), b"modelone", "cpu", "float32")
 HASH = vocabulary_hash(VOCABULARY)
 WHO, CRASH, SLEEP, FLOOD, MUMBLE, FORGET, LEAVE, RUN = range(8)  # what the first id of a DRAFT makes a worker do
+SHORT_QUEUE = SocketSettings(send_messages=64, receive_messages=4)  # an edge that can be made to read no more
 QUICK = FrontLimits(farewell_s=0.3, complaint_s=0.5)
 
 T = TypeVar("T")
@@ -118,8 +119,8 @@ class RunningFront:
     ended: threading.Event
     errors: list[PipeSDError]
 
-    def edge(self) -> Edge:
-        return Edge(self.context, self.address)
+    def edge(self, settings: SocketSettings = EDGE) -> Edge:
+        return Edge(self.context, self.address, settings)
 
 
 @contextmanager
@@ -174,8 +175,8 @@ def running_front(
 class Edge:
     """Messages as they are, over a real socket."""
 
-    def __init__(self, context: Context, address: str) -> None:
-        self.socket = edge_socket(context, address)
+    def __init__(self, context: Context, address: str, settings: SocketSettings = EDGE) -> None:
+        self.socket = edge_socket(context, address, settings=settings)
 
     def __enter__(self) -> Edge:
         return self

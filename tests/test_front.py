@@ -24,6 +24,7 @@ from front_harness import (
     MUMBLE,
     QUICK,
     RUN,
+    SHORT_QUEUE,
     SLEEP,
     SOON_S,
     VOCABULARY,
@@ -340,7 +341,7 @@ def test_a_busy_worker_is_no_way_to_fill_the_table() -> None:
 
 def test_an_edge_that_does_not_read_loses_its_session_and_nobody_else_waits() -> None:
     script = Script()
-    with running_front(script) as cloud, cloud.edge() as honest, cloud.edge() as stalled:
+    with running_front(script) as cloud, cloud.edge() as honest, cloud.edge(SHORT_QUEUE) as stalled:
         honest.open(1)
         before_s = _longest_probe(honest)
         stalled.open(2)

@@ -30,6 +30,7 @@ from pipesd.transport import (
     EdgeSocket,
     FrontSocket,
     Link,
+    SocketSettings,
     edge_socket,
     front_socket,
     pair_connect,
@@ -179,7 +180,8 @@ def test_an_answer_to_a_peer_that_is_gone_is_told(context: Context, front: Front
 
 
 def test_a_peer_that_does_not_read_fills_its_own_queue_only(context: Context, front: FrontSocket) -> None:
-    with edge_socket(context, front.address) as stalled, edge_socket(context, front.address) as honest:
+    short = SocketSettings(send_messages=64, receive_messages=4)
+    with edge_socket(context, front.address, settings=short) as stalled, edge_socket(context, front.address) as honest:
         stalled_id, honest_id = greet(stalled, front), greet(honest, front)
         sent, begun_s = 0, time.monotonic()
         while front.send(stalled_id, bytes(20_000)) is Delivery.SENT:
