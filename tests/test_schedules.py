@@ -267,6 +267,13 @@ def test_a_full_cloud_is_left_in_peace_until_the_time_it_named() -> None:
     complete(world)
 
 
+def test_a_question_while_the_cloud_is_full_is_put_when_it_opens() -> None:
+    world = World(replace(PLAIN, edges=2, max_sessions=1)).play("up; up 1; down 1; draw right 1; ask 1")
+    assert world.edges[1].machine.nav == (2, 1)
+    assert "Draft" not in world.counts
+    complete(world)
+
+
 def test_a_session_that_the_cloud_works_for_is_not_evicted() -> None:
     """An edge that only listens is unheard of for long, and yet not gone."""
     world = World(replace(LISTENER, edges=2, max_sessions=1)).play("up; pass; wait; up 1; down 1")

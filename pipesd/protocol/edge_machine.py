@@ -8,10 +8,12 @@ known).
     idle, done    generate                                            cut K, append the prompt; o += 1, e = 0, D = [];
                                                                       OPEN -> opening
     opening       OPENED or VERDICT                                   -> run
-    opening       deadline                                            open again: o += 1, e = 0, D and nav stay; OPEN
+    opening       deadline                                            open again: o += 1, e = 0, nav stays and of D as
+                                                                      much as every cloud allows; OPEN
     opening, run  drafted                  may_draft                  D += [id]
     opening, run  send                     sent < k + len(D)          DRAFT(pos = sent, known = k)
     opening, run  ask                      nav none or its end grows  the same with NAV; nav = (k + len(D), k)
+    waiting       ask                                                 nav, said when the cloud was opened again
     run           VERDICT                  pos > k                    once per hole: DRAFT(all of D, again)
                                            each id at p >= k          D empty: commit, the drafter decodes it;
                                                                       D[0] equal: commit;
@@ -237,11 +239,12 @@ class EdgeMachine:
 
     def ask(self) -> list[Action]:
         """Ask for verification of the whole draft (NAV); an empty one asks for one token."""
-        if not self._talks or (self.nav is not None and self.end <= self.nav[0]):
+        if not self.running or (self.nav is not None and self.end <= self.nav[0]):
             return []
         self.nav = (self.end, len(self.committed))
+        self._nav_said = False
         self.tally.navs += 1
-        return [self._draft(self.sent, nav=True)]
+        return [self._draft(self.sent, nav=True)] if self._talks else []
 
     def settle(self) -> list[Action]:
         """Never wait in silence: ask when nothing else can be done, acknowledge in free run."""
