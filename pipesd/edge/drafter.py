@@ -35,6 +35,12 @@ PIECE = 64  # most ids fed in one call of llama.cpp: bounds the wait for an inte
 _ALL = -1
 
 
+def default_threads() -> int:
+    """All processors that this process may use but one: llama.cpp's threads wait for each other at every step, so one
+    that anything else keeps from running stops them all."""
+    return min(max(1, usable_cpus() - 1), MOST_DEFAULT_THREADS)
+
+
 class DraftContextFull(PipeSDError):
     """The draft model's context is used up: go on without drafts, or roll back."""
 
@@ -65,14 +71,14 @@ class Drafter:
         """Loads the GGUF file at `path`; raises `UsageError` if it cannot serve as a draft model.
 
         `context`: positions to make room for, at most the model's own (0: the model's own, at most 8192). `threads`: 0
-        for as many as the process may use, at most 8. `gpu_layers`: how many layers go to a GPU.
+        for `default_threads()`. `gpu_layers`: how many layers go to a GPU.
         """
         assert min(context, threads, gpu_layers) >= 0, f"context {context}, threads {threads}, GPU layers {gpu_layers}"
         self._weights = weights = Weights(path, vocab_only=False, gpu_layers=gpu_layers)
         self.tokeniser = Tokeniser(weights)
         self.name, self.vocabulary = self.tokeniser.name, self.tokeniser.vocabulary
         self.end_ids = self.tokeniser.end_ids
-        self.threads = threads or min(usable_cpus(), MOST_DEFAULT_THREADS)
+        self.threads = threads or default_threads()
         self._llama = llama = native()
         wanted = _context_for(context, llama.llama_model_n_ctx_train(weights.handle))
         log.forget()
