@@ -43,7 +43,7 @@ class EdgeConfig:
     draft_length: int = option(4, "draft tokens per verification (vanilla)", low=1, high=LEAST_AHEAD)
     draft_ahead: int = option(32, "most tokens drafted ahead of a verdict", low=1, high=1024)
     context: int = option(0, "context of the draft model; 0: its own, at most 8192", low=0, high=1 << 24)
-    threads: int = option(0, "threads of the draft model; 0: what the process may use less one, at most 8", low=0, high=512)
+    threads: int = option(0, "threads of the draft model; 0: the usable processors but one, at most 8", low=0, high=512)
     gpu_layers: int = option(0, "layers of the draft model to put on a GPU", low=0, high=10000)
     connect_s: float = option(5.0, "give up if the cloud has not answered by then (s)", low=0.1, high=3600)
     patience_s: float = option(30.0, "give up after hearing nothing for so long (s)", low=0.5, high=86400)
