@@ -51,6 +51,7 @@ class TinySpec:
     eos_id: int = IM_END
     architecture: str = "llama"
     name: str = "tiny"
+    extra: tuple[tuple[str, int | float | str], ...] = ()  # further metadata, (key, value)
 
 
 def byte_symbols() -> list[str]:
@@ -168,10 +169,14 @@ def write_tiny(path: str | Path, spec: TinySpec | None = None, **changes: object
     writer.add_add_bos_token(spec.add_bos)
     writer.add_chat_template(CHAT_TEMPLATE)
 
+    for key, value in spec.extra:
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add(key, value)
+
     matrix_type = _TENSOR_TYPES[spec.dtype]
-    for name, value in tensors(spec).items():
-        kind = matrix_type if value.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(name, gguf.quants.quantize(value, kind), raw_dtype=kind)
+    for name, weights in tensors(spec).items():
+        kind = matrix_type if weights.ndim == 2 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

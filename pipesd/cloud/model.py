@@ -184,13 +184,15 @@ class Decoder:
 
 
 def _rotation(shape: LlamaShape, divisors: Tensor | None) -> Tensor:
-    """exp(i position θ_j), complex64 (context, 1, head_size / 2), with θ_j = base^(-2j / head_size)."""
-    exponents = torch.arange(0, shape.head_size, 2, dtype=torch.float64) / shape.head_size
-    angles = shape.rope_base**-exponents / shape.rope_factor
+    """exp(i position θ_j), complex64 (context, 1, head_size / 2), with θ_j = base^(-2j / head_size).
+
+    The angles are rounded to float32 step by step as in transformers, with which these models were trained.
+    """
+    frequencies = 1.0 / shape.rope_base ** (torch.arange(0, shape.head_size, 2).float() / shape.head_size)
     if divisors is not None:
-        angles = angles / divisors.double().cpu()
-    angles = torch.outer(torch.arange(shape.context, dtype=torch.float64), angles)
-    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)[:, None]
+        frequencies /= divisors
+    angles = torch.outer(torch.arange(shape.context).float(), frequencies / shape.rope_factor)
+    return torch.polar(torch.ones_like(angles), angles)[:, None]
 
 
 def _rotate(heads: Tensor, rotation: Tensor) -> None:
