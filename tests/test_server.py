@@ -304,12 +304,14 @@ def test_sigterm_lets_a_running_generation_finish_and_refuses_new_ones(folder: P
 
 
 @needs_proc
-def test_a_second_sigterm_ends_at_once(folder: Path) -> None:
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT,)])
+def test_an_interrupt_and_a_second_sigterm_end_at_once(folder: Path, numbers: tuple[int, ...]) -> None:
     program = Program(folder, pass_s=0.05).ready()
     with edge_at(program.address) as edge:
         edge.say(open_free(7, 1, [], 60))
         assert isinstance(edge.hear(), wire.Opened)
-        assert program.end(signal.SIGTERM, signal.SIGTERM, within_s=2.0) == (0, "")
+        code = 130 if signal.SIGINT in numbers else 0
+        assert program.end(*numbers, within_s=2.0) == (code, "")
 
 
 @needs_proc
