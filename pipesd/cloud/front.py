@@ -295,7 +295,7 @@ class Front:
             route.granted = True
         elif isinstance(message, wire.Error) and message.opening == route.opening:
             route.running = False
-        if not route.granted and message.opening == route.opening:
+        if not route.granted and message.opening == route.opening and _refuses(message):
             self._routes.forget(route.session)
         if delivery is Delivery.GONE:
             self.counters.to_edge_gone += 1
@@ -360,3 +360,8 @@ class Front:
 def _unknown(of: Message | Route) -> wire.Error:
     text = "no such session here; open again with all ids"
     return wire.Error(of.session, of.opening, ErrorCode.UNKNOWN, text)
+
+
+def _refuses(message: Message) -> bool:
+    """Whether a worker's answer says that it holds no such session: an early hole is asked for by RESEND too."""
+    return isinstance(message, wire.Error) or (isinstance(message, wire.Resend) and message.pos == 0)
