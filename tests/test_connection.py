@@ -29,6 +29,11 @@ from pipesd.sim.tokeniser import ByteTokeniser, byte_vocabulary
 SESSION = 0xFEDC_BA98_7654_3210
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipesd.edge.connection.HELLO_AGAIN_S", 0.1)
+
+
 @contextmanager
 def connected(
     address: str,
@@ -128,7 +133,7 @@ def test_a_lost_greeting_is_said_again() -> None:
         begun_s = time.monotonic()
         greeted(cloud.address)
         assert cloud.kinds()[:4] == ["Hello", "Hello", "Probe", "Probe"]
-        assert 0.9 < time.monotonic() - begun_s < PATIENT_S
+        assert 0.18 < time.monotonic() - begun_s < PATIENT_S
 
 
 # -- nobody, or something else
@@ -180,8 +185,8 @@ def test_something_that_speaks_another_protocol() -> None:
 
 def test_a_cloud_that_connects_and_never_answers() -> None:
     with FakeCloud(lambda message: []) as cloud:
-        assert f"{cloud.address} is connected, but the cloud does not answer" in unreachable(cloud.address, 1.2)
-        assert cloud.kinds() == ["Hello"] * 3
+        assert f"{cloud.address} is connected, but the cloud does not answer" in unreachable(cloud.address)
+        assert 2 <= cloud.kinds().count("Hello") <= 5
 
 
 def test_a_bad_address_is_a_matter_of_use() -> None:
@@ -221,7 +226,7 @@ def test_a_later_minor_version_is_welcome() -> None:
 @pytest.mark.parametrize("code", [ErrorCode.STARTING, ErrorCode.DRAINING])
 def test_a_cloud_that_starts_is_waited_for(code: ErrorCode) -> None:
     answer = polite(byte_vocabulary())
-    ready_s = time.monotonic() + 1.2
+    ready_s = time.monotonic() + 0.5
 
     def starting(message: Message) -> Sequence[Message]:
         if time.monotonic() < ready_s:
@@ -229,7 +234,7 @@ def test_a_cloud_that_starts_is_waited_for(code: ErrorCode) -> None:
         return answer(message)
 
     with FakeCloud(starting) as cloud:
-        greeted(cloud.address, connect_s=0.5, patience_s=PATIENT_S)
+        greeted(cloud.address, connect_s=0.2, patience_s=PATIENT_S)
         assert time.monotonic() >= ready_s
 
 
@@ -237,8 +242,8 @@ def test_a_cloud_that_starts_for_ever_is_given_up_in_its_own_words() -> None:
     with FakeCloud(lambda m: [Error(m.session, 0, ErrorCode.STARTING, "the cloud is loading its model")]) as cloud:
         begun_s = time.monotonic()
         with pytest.raises(Unreachable, match="does not serve yet: the cloud is loading its model"):
-            greeted(cloud.address, connect_s=0.2, patience_s=1.0)
-        assert 1.0 <= time.monotonic() - begun_s < 3.0
+            greeted(cloud.address, connect_s=0.1, patience_s=0.5)
+        assert 0.5 <= time.monotonic() - begun_s < 3.0
 
 
 @pytest.mark.parametrize(

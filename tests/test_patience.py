@@ -44,6 +44,24 @@ def test_deadlines_double_up_to_a_bound() -> None:
     assert patience.wait_s(61.0) == 14.5 and patience.wait_s(100.0) == 0.0
 
 
+@pytest.mark.parametrize(("rtt_s", "pass_s"), [(0.0, 0.0), (0.0, 100.0), (0.0625, 0.0)])
+def test_it_asks_three_times_however_little_patience_there_is(rtt_s: float, pass_s: float) -> None:
+    """A cloud that is busy for longer than that, but answers, is not given up."""
+    for patience_s in (0.5, 3.0, 12.0):
+        patience = Patience(patience_s)
+        patience.start(0.0, rtt_s, pass_s)
+        times: list[float] = []
+        with pytest.raises(Unreachable):
+            for look in range(10_000):
+                if patience.due(look / 64):
+                    times.append(look / 64)
+        assert len(times) >= 3
+        patience.start(0.0, rtt_s, pass_s)
+        for look in range(round(64 * GIVE_UP_FACTOR * patience_s)):
+            if patience.due(look / 64):
+                patience.heard(look / 64 + rtt_s, own=False)
+
+
 def test_a_message_of_the_opening_starts_anew_and_no_other() -> None:
     patience = Patience(1000.0)
     patience.start(0.0, 0.0)
@@ -55,14 +73,14 @@ def test_a_message_of_the_opening_starts_anew_and_no_other() -> None:
 
 
 def test_silence_ends_it_after_the_patience_and_not_before() -> None:
-    patience = Patience(10.0)
+    patience = Patience(12.0)
     patience.start(0.0, 0.0)
-    with pytest.raises(Unreachable, match="nothing heard from the cloud for 10 s"):
+    with pytest.raises(Unreachable, match="nothing heard from the cloud for 12 s"):
         asked(patience, 0.0, 100.0)
     patience.start(0.0, 0.0)
-    assert asked(patience, 0.0, 10.0) == [0.5, 1.5, 3.5, 7.5]
-    patience.heard(10.0, own=False)
-    assert asked(patience, 10.0, 20.0) == [15.5]
+    assert asked(patience, 0.0, 12.0) == [0.5, 1.5, 3.5, 7.5, 11.5]
+    patience.heard(12.0, own=False)
+    assert asked(patience, 12.0, 24.0) == [15.5, 19.5, 23.5]
 
 
 def test_a_cloud_that_only_answers_probes_is_given_up_too() -> None:
@@ -78,7 +96,7 @@ def test_a_cloud_that_only_answers_probes_is_given_up_too() -> None:
 
 
 def test_time_in_which_the_edge_did_not_listen_is_no_silence() -> None:
-    patience = Patience(10.0)
+    patience = Patience(12.0)
     patience.start(0.0, 0.0)
     assert patience.due(1000.0), "it asks first"
     assert asked(patience, 1000.0, 1007.0) == [1001.0, 1003.0, 1007.0]

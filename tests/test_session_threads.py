@@ -169,7 +169,7 @@ def test_cancel_while_it_waits_for_a_cloud() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_close_from_another_thread_in_mid_request(cloud: Serving, strategy: str) -> None:
-    _close_in_mid_request(cloud, strategy, 12)
+    _close_in_mid_request(cloud, strategy, 8)
 
 
 @pytest.mark.slow
@@ -330,7 +330,7 @@ def test_a_child_that_drops_an_iterator_in_silence(cloud: Serving, capfd: pytest
 
 
 def test_nothing_is_left_of_many_sessions(cloud: Serving) -> None:
-    _many_sessions(cloud, 60)
+    _many_sessions(cloud, 30)
 
 
 @pytest.mark.slow

@@ -15,12 +15,13 @@ PREFILL_PIECE = 128  # ids that the draft model decodes between two looks at the
 
 def generate_alone(
     run: Run,
-    drafter: Drafter,
+    drafter: Drafter | None,
     ids: Sequence[int],
     end_ids: frozenset[int],
     clock: Clock,
 ) -> Iterator[Piece]:
     """Generate behind `ids` with the draft model's own greedy choices; nothing is verified."""
+    assert drafter is not None, "the draft model is loaded"
     drafter.rollback(0)
     drafter.extend(ids)
     if drafter.room <= 0:

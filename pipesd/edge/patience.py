@@ -6,6 +6,7 @@ from pipesd.errors import PipeSDError, Unreachable
 
 LEAST_DEADLINE_S = 0.5  # below, ordinary recovery of a lost packet would be taken for a loss of ours
 MOST_DEADLINE_S = 15.0
+ASKS = 3  # the least number of times to ask before giving up
 RTTS = 5  # one lost small packet costs several round trips before TCP sends it again
 GIVE_UP_FACTOR = 10  # with a cloud that answers probes but never this session
 
@@ -13,14 +14,16 @@ GIVE_UP_FACTOR = 10  # with a cloud that answers probes but never this session
 class Patience:
     """Deadlines of one generation. `start`, then `heard` at each message; `due` says that it is time to ask again.
 
-    A deadline is at least 5 round trips and the longest pass announced; it doubles while nothing of this opening comes
-    and goes back at any message of it. Silence of `patience_s`, or ten times that without a word of this opening though
-    the cloud answers probes, ends the generation. Time by which a question comes too late does not count: then it was
-    this side that did not listen (a long step of the draft model, a process that was stopped).
+    A deadline is at least 5 round trips and the longest pass announced, but at most a third of `patience_s`; it doubles
+    while nothing of this opening comes and goes back at any message of it. Silence of `patience_s`, or ten times that
+    without a word of this opening though the cloud answers probes, ends the generation. Time by which a question comes
+    too late does not count: then it was this side that did not listen (a long step of the draft model, a process that
+    was stopped).
     """
 
     def __init__(self, patience_s: float) -> None:
         self.patience_s = patience_s
+        self._most_s = MOST_DEADLINE_S
         self._base_s = self._step_s = LEAST_DEADLINE_S
         self._next_s = self._any_s = self._own_s = 0.0
         self._retry_since_s: float | None = None
@@ -28,7 +31,8 @@ class Patience:
 
     def start(self, now_s: float, rtt_s: float, pass_s: float = 0.0) -> None:
         """Begin a generation, or learn a longer pass."""
-        self._base_s = min(MOST_DEADLINE_S, max(RTTS * rtt_s, 2 * pass_s, LEAST_DEADLINE_S))
+        self._most_s = min(MOST_DEADLINE_S, max(self.patience_s / ASKS, 2 * rtt_s))
+        self._base_s = min(self._most_s, max(RTTS * rtt_s, 2 * pass_s, LEAST_DEADLINE_S))
         self._any_s = self._own_s = now_s
         self._retry = self._retry_since_s = None
         self._step_s = self._base_s
@@ -81,6 +85,6 @@ class Patience:
             raise Unreachable(
                 f"the cloud answers probes but not this generation, for {GIVE_UP_FACTOR * self.patience_s:g} s"
             )
-        self._step_s = min(2 * self._step_s, MOST_DEADLINE_S)
+        self._step_s = min(2 * self._step_s, self._most_s)
         self._next_s = now_s + self._step_s
         return True

@@ -100,8 +100,18 @@ class Run:
         while self.pieces:
             yield self.pieces.popleft()
 
-    def rest(self) -> Iterator[Piece]:
-        """What was held back of the text, once all is committed."""
+    def output(self, steps: Iterator[Piece]) -> Iterator[Piece]:
+        """What `steps` yields and then what it left: also when an error ends it, as what is committed stays valid."""
+        try:
+            yield from steps
+        except Exception:
+            self.reason = "error"
+            yield from self._rest()
+            raise
+        yield from self._rest()
+
+    def _rest(self) -> Iterator[Piece]:
+        yield from self.ready()
         text = self.stream.finish()
         if text:
             yield Piece(text, (), self.origin)

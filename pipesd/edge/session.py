@@ -6,7 +6,6 @@ be said, the strategy when to ask for verification. One thread does it all: Zero
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import secrets
@@ -178,21 +177,16 @@ class EdgeSession:
             self.stats, self.token_ids, self.text, self.finish_reason = {}, (), "", None
             self.seed = secrets.randbits(64) if run.config.seed is None else run.config.seed
             self.open(run.cancelled)
-            assert self._tokeniser is not None
-            run.begin(self._tokeniser, drafts=self.strategy.drafts)
-            ids = prompt_ids(self._tokeniser, prompt, self._welcome)
+            run.begin(self.tokeniser, drafts=self.strategy.drafts)
+            ids = prompt_ids(self.tokeniser, prompt, self._welcome)
             try:
                 if self.strategy.uses_cloud:
                     steps = self._with_cloud(run, ids)
                 else:
-                    assert self._drafter is not None
-                    steps = generate_alone(run, self._drafter, ids, self._tokeniser.end_ids, self._clock)
-                for piece in itertools.chain(steps, run.rest()):
+                    steps = generate_alone(run, self._drafter, ids, self.tokeniser.end_ids, self._clock)
+                for piece in run.output(steps):
                     self.text += piece.text
                     yield piece
-            except Exception:
-                run.reason = "error"
-                raise
             finally:
                 self._end(run)
         finally:
@@ -320,11 +314,9 @@ class EdgeSession:
                     if self._drafter is not None:
                         self._drafter.rollback(min(pos, len(self._drafter)))
                     self._events.record("rollback", pos=pos)
-                case em.Extend(ids):
-                    if self._drafter is not None and self.strategy.drafts:
-                        self._drafter.extend(ids)
-                case em.Committed(pos, ids, accepted):
-                    assert run is not None
+                case em.Extend(ids) if self._drafter is not None and self.strategy.drafts:
+                    self._drafter.extend(ids)
+                case em.Committed(pos, ids, accepted) if run is not None:
                     self._events.record("committed", pos=pos, ids=ids, accepted=accepted)
                     run.commit(ids, ["accepted" if own else "target" for own in accepted], self._clock.now())
                     if run.stream.stopped:
