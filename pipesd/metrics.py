@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -10,31 +12,59 @@ from typing import IO, Any
 from pipesd.clock import Clock
 from pipesd.errors import UsageError
 
+_BEGINNING = b'{"t":'  # of every line of an event log
+
 
 class EventLog:
-    """Writes one JSON object a line: `t` (seconds since the log began), `event`, and the event's own fields."""
+    """Writes one JSON object a line: `t` (seconds since the log began), `event`, and the event's own fields.
+
+    Raises UsageError, once, when the file cannot be made or written (a log with holes would tell lies), or when it
+    holds something else than an earlier log: a mistyped path must not cost a model.
+    """
 
     def __init__(self, path: str, clock: Clock) -> None:
         self._clock = clock
         self._start_s = clock.now()
         self._file: IO[str] | None = None
+        self._path = os.path.expanduser(path)
         if path:
-            file = Path(path).expanduser()
+            file = Path(self._path)
             try:
+                if file.is_file() and _begins_otherwise(file):
+                    raise UsageError(f"event file {self._path!r}: it exists and is no event log; write it elsewhere")
                 self._file = file.open("w", encoding="utf-8")
-            except OSError as error:
-                raise UsageError(f"event file {file}: {error.strerror or error}") from error
+            except (OSError, ValueError) as error:
+                raise self._unusable(error) from error
 
     def record(self, event: str, **values: Any) -> None:
         """Write one event, if there is a file."""
         if self._file is not None:
             line = {"t": round(self._clock.now() - self._start_s, 6), "event": event, **values}
-            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            try:
+                self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            except OSError as error:
+                file, self._file = self._file, None
+                with contextlib.suppress(OSError):
+                    file.close()  # fails at the same rest
+                raise self._unusable(error) from error
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:
+                raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError | ValueError) -> UsageError:
+        reason = getattr(error, "strerror", None) or error
+        return UsageError(f"event file {self._path!r}: {reason}; write it elsewhere")
+
+
+def _begins_otherwise(file: Path) -> bool:
+    """Whether a file holds something that `EventLog` does not write."""
+    with file.open("rb") as opened:
+        return opened.read(len(_BEGINNING)) not in (_BEGINNING, b"")
 
 
 @dataclass
