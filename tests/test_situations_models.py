@@ -1,5 +1,5 @@
-"""A llama.cpp draft model and a torch target model, tiny ones, joined as users join them: whatever oddities the two files
-have, the output is that of the target alone."""
+"""A llama.cpp draft model and a torch target model, tiny ones, joined as users join them: whatever is odd about the two
+files, the output is that of the target alone."""
 
 from __future__ import annotations
 
