@@ -98,6 +98,12 @@ def test_other_vocabularies_are_refused_by_name(make: Make, plain: CloudServer) 
         assert refused.value.exit_code == 4
 
 
+def test_a_model_of_an_endless_name_is_served(make: Make) -> None:
+    draft = make(n_vocab=400)
+    with cloud(make(name="é" * 200)) as server, pytest.raises(VocabularyMismatch, match=f"cloud's {'é' * 128} "):
+        edge(draft, server).open()
+
+
 def test_a_draft_context_smaller_than_the_output(
     make: Make, plain: CloudServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -143,8 +143,8 @@ LAYOUTS: dict[int, _Layout] = {
     ),
     Kind.ERROR: _plain(m.Error, 0, code=Choice(m.ErrorCode), text=Text(m.MAX_TEXT_BYTES, cut=True), retry_ms=_U32),
     Kind.READY: _plain(
-        m.Ready, 0, name=_NAME, vocabulary_size=_U32, context=_U32, end_ids=_STOP_IDS, fingerprint=_HASH, device=_NAME,
-        dtype=_NAME, pieces=_PIECES_READY,
+        m.Ready, 0, name=Text(m.MAX_NAME_BYTES, cut=True), vocabulary_size=_U32, context=_U32, end_ids=_STOP_IDS,
+        fingerprint=_HASH, device=_NAME, dtype=_NAME, pieces=_PIECES_READY,
     ),
     Kind.BEAT: _plain(m.Beat, 0, sessions=_U32, pass_ms=_U32),
     Kind.GONE: _plain(m.Gone),
