@@ -96,6 +96,16 @@ def test_a_prefill_in_any_pieces_has_the_same_bits(target: TorchTarget, seed: in
     assert np.array_equal(in_pieces(target, ids, drawn(1, 100, seed)), alone(target, ids))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_wide_matrices_keep_the_bits_of_a_lone_row(tmp_path: Path, dtype: str) -> None:
+    spec = TinySpec(hidden=576, heads=9, kv_heads=3, feed_forward=1536, layers=1)  # kernels change with the width
+    target = load_target(write_tiny(tmp_path / "m.gguf", spec), device="cpu", dtype=dtype)
+    ids = some_ids(target, 40)
+    whole = alone(target, ids)
+    for size in (1, 2, 3, 5, 8):
+        assert np.array_equal(in_pieces(target, ids, constant(size)), whole), f"passes of {size}"
+
+
 def wander(target: TorchTarget, draw: np.random.Generator, rounds: int, start: int, most: int) -> None:
     """Sessions that share passes, accept different numbers and roll back; every row against that session alone."""
     sessions = range(4)
@@ -138,15 +148,17 @@ def test_demo_model_keeps_its_bits(demo_target: TorchTarget) -> None:
 
 
 def test_greedy_takes_the_arg_max_of_the_same_rows(target: TorchTarget) -> None:
-    ids = some_ids(target, 40)
+    ids = some_ids(target, LENGTH)
     whole = alone(target, ids).argmax(axis=1).tolist()
-    assert target.greedy([(0, ids[:30], 5), (1, ids[:20], 1), (2, [], 0), (3, ids[:3], 0)]) == [
-        tuple(whole[25:30]),
+    start = MOST_ROWS - 40  # the first entry is cut, within the rows that are wanted of it
+    assert target.greedy([(0, ids, LENGTH - start), (1, ids[:20], 1), (2, [], 0), (3, ids[:3], 0)]) == [
+        tuple(whole[start:]),
         (whole[19],),
         (),
         (),
     ]
-    assert [target.length(slot) for slot in range(4)] == [30, 20, 0, 3]
+    assert target.greedy([(4, ids, 5)]) == [tuple(whole[-5:])]
+    assert [target.length(slot) for slot in range(5)] == [LENGTH, 20, 0, 3, LENGTH]
 
 
 def test_a_text_of_the_target_alone_is_the_same_with_drafts_of_any_length(target: TorchTarget) -> None:
@@ -359,7 +371,8 @@ def test_a_session_whose_rows_are_not_finite_harms_no_other(target: TorchTarget,
     assert chosen[1] == (-1, -1, -1)
     assert chosen[0] == chosen[2] == tuple(whole[55:58].argmax(axis=1).tolist())
     target.truncate(1, 20)  # behind the bad row and all that it reached
-    assert np.array_equal(target.forward([(1, ids[20:], 40)])[0], whole[20:])
+    for start in range(20, 60, 5):  # each reads keys up to the end of the bucket, used before or not
+        assert np.array_equal(target.forward([(1, ids[start : start + 5], 5)])[0], whole[start : start + 5])
 
 
 # --- slots ---
