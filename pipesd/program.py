@@ -1,96 +1,151 @@
-"""What both programs share: parsing that fails with one line, output that survives any terminal, exit codes."""
+"""What both programs share: parsing that fails with one line, that line, exit codes."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import difflib
 import logging
 import os
+import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pipesd import __version__
 from pipesd.errors import Cancelled, PipeSDError, UsageError
+from pipesd.streams import OutputClosed, prepare, show, tell
+
+log = logging.getLogger("pipesd")
+Failed = Callable[[Sequence[str], bool], str]
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UsageError instead of printing the usage and leaving; no abbreviated flags."""
+    """Raises UsageError instead of printing the usage and leaving; no abbreviated flags.
 
-    def __init__(self, **settings: Any) -> None:
+    `stray` says how what stands alone on the command line is given; `refusal` what the whole command is answered with.
+    """
+
+    def __init__(self, *, stray: str = "", refusal: str = "", **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **settings})
+        self.stray, self.refusal = stray, refusal
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse does, but nothing may be left over: it never is a part of the prompt that is shown then."""
+        if self.refusal:
+            raise UsageError(self.refusal)
+        known, rest = super().parse_known_args(args, namespace)
+        options = [each.partition("=")[0] for each in rest if each.startswith("-") and not set(each) & set(" \t\n")]
+        if options:
+            near = difflib.get_close_matches(options[0], self._option_string_actions, 1)
+            self.error(f"unknown option {options[0]}" + (f", did you mean {near[0]}?" if near else ""))
+        if rest:
+            count = "an argument belongs" if len(rest) == 1 else f"{len(rest)} arguments belong"
+            self.error(f"{count} to no option" + (f"; {self.stray}" if self.stray else ""))
+        return known, rest
 
     def error(self, message: str) -> NoReturn:
+        if message.endswith("expected one argument"):
+            message += "; one that begins with - is written behind ="
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
 def make_parser(prog: str, description: str) -> Parser:
     parser = Parser(prog=prog, description=description)
-    parser.add_argument("--version", action="version", version=f"{prog} {__version__}")
+    _add_version(parser, prog)
     return parser
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="configuration file (TOML); flags win over it")
     parser.add_argument("--debug", action="store_true", help="show where an error came from, and debug messages")
+    _add_version(parser, parser.prog.split()[0])
 
 
 def not_yet(commands: Any, name: str, help: str) -> None:
     """A command of the interface that this version does not have: it says so, whatever follows it."""
-    command = commands.add_parser(name, help=f"{help} (not part of this version)", add_help=False)
-    command.add_argument("rest", nargs=argparse.REMAINDER)
-    command.set_defaults(body=_refuse, debug=False, command_name=name)
+    refusal = f"{name!r} is not part of this version"
+    commands.add_parser(name, help=f"{help} (not part of this version)", refusal=refusal, add_help=False)
 
 
-def _refuse(args: argparse.Namespace) -> int:
-    raise UsageError(f"{args.command_name!r} is not part of this version")
+def utf8_text(argument: str) -> str:
+    """An argument's text: where the locale is not UTF-8 its bytes decide. For `type=` of options that are no paths."""
+    try:
+        argument.encode()
+        return argument
+    except UnicodeEncodeError:
+        pass
+    try:
+        return os.fsencode(argument).decode()
+    except UnicodeError:
+        raise argparse.ArgumentTypeError("not UTF-8: convert it first") from None
 
 
-def run(parser: Parser, argv: Sequence[str] | None) -> int:
-    """Parse and run the chosen command's `body`; returns the exit code. Errors are one line on stderr; with `--json`
-    an object that holds the error goes to stdout if the command had not printed its own."""
+def run(parser: Parser, argv: Sequence[str] | None, *, failed: Failed = lambda argv, interrupted: "") -> int:
+    """Parse and run the chosen command's `body`; returns the exit code. Errors are one line on stderr.
+
+    `failed` gives what stdout gets from a command that raises, from the arguments and whether it was interrupted.
+    """
+    own_process = argv is None
     argv = sys.argv[1:] if argv is None else argv
-    _survive_encoding()
-    debug = "--debug" in argv
+    prepare()
+    _log_to_stderr(parser.prog, debug="--debug" in argv, quiet="--quiet" in argv)
+    try:
+        code = _run_command(parser, argv, failed)
+        show("")  # what was written without a flush
+    except PipeSDError as error:
+        code = complain(error)
+    if own_process:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)  # from here on there is nothing to tidy up
+    return code
+
+
+def _run_command(parser: Parser, argv: Sequence[str], failed: Failed) -> int:
     try:
         args = parser.parse_args(argv)
         if not hasattr(args, "body"):
             raise UsageError(f"no command given (see {parser.prog} --help)")
-        _log_to_stderr(parser.prog, debug, getattr(args, "quiet", False))
         body: Callable[[argparse.Namespace], int] = args.body
-        code = body(args)
-        sys.stdout.flush()
-        return code
-    except PipeSDError as error:
-        if debug:
-            traceback.print_exc()
-        if "--json" in argv and not getattr(error, "printed", False):
-            print(json.dumps({"text": "", "token_ids": [], "finish_reason": "error", "error": str(error)}))
-        complain(parser.prog, str(error))
+        return body(args)
+    except SystemExit as done:  # --help and --version
+        return int(done.code or 0)
+    except OutputClosed as error:
         return error.exit_code
+    except PipeSDError as error:
+        code = complain(error)
+        show(failed(argv, isinstance(error, Cancelled)))
+        return code
     except KeyboardInterrupt:
-        return Cancelled.exit_code
-    except BrokenPipeError:
-        # whoever read our output has gone: there is nobody left to tell, not even at the interpreter's last flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        show(failed(argv, True))
         return Cancelled.exit_code
 
 
-def complain(prog: str, text: str) -> None:
-    print(f"{prog}: {' '.join(text.split())}", file=sys.stderr)
+def complain(error: PipeSDError) -> int:
+    """Say on stderr what went wrong, in one line, and with `--debug` where; returns the exit code."""
+    if not isinstance(error, OutputClosed):
+        log.error("%s", error, exc_info=error if log.isEnabledFor(logging.DEBUG) else None)
+    return error.exit_code
 
 
-def _survive_encoding() -> None:
-    """Characters that the terminal's encoding lacks are escaped instead of ending the program."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+class _OneLine(logging.Formatter):
+    """Messages are one line that no part of can steer a terminal: some quote what came from a file or a cloud."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = " ".join(super().formatMessage(record).split())
+        return "".join(each if each.isprintable() else repr(each)[1:-1] for each in line)
 
 
-def _log_to_stderr(prog: str, debug: bool, quiet: bool) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"{prog}: %(message)s"))
-    root = logging.getLogger("pipesd")
-    root.handlers = [handler]
-    root.setLevel(logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO)
+class _ToStderr(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        tell(self.format(record))
+
+
+def _log_to_stderr(prog: str, *, debug: bool, quiet: bool) -> None:
+    handler = _ToStderr()
+    handler.setFormatter(_OneLine(f"{prog}: %(message)s"))
+    log.handlers = [handler]
+    log.setLevel(logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO)
+
+
+def _add_version(parser: argparse.ArgumentParser, prog: str) -> None:
+    parser.add_argument("--version", action="version", version=f"{prog} {__version__}")

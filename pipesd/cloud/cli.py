@@ -17,7 +17,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> Parser:
     parser = make_parser("pipesd-cloud", "Verify what edges draft: the target model behind one address.")
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
-    serve = commands.add_parser("serve", help="load the target model and serve it")
+    serve = commands.add_parser(
+        "serve", help="load the target model and serve it", stray="the model is given with --model PATH"
+    )
     serve.add_argument("--quiet", action="store_true", help="only warnings and errors on stderr")
     serve.set_defaults(body=_serve)
     add_flags(serve, CloudConfig)

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pipesd.config import EdgeConfig, GenerateConfig, add_flags, make_config, read_tables
+from pipesd.edge.interrupts import Interrupts
 from pipesd.errors import UsageError
-from pipesd.program import Parser, add_common, make_parser, not_yet, run
+from pipesd.program import Parser, add_common, make_parser, not_yet, run, utf8_text
+from pipesd.streams import show
 
 TABLES = ("edge", "generate")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run(_parser(), argv)
+    return run(_parser(), argv, failed=_failed)
 
 
 def _parser() -> Parser:
     parser = make_parser("pipesd-edge", "Draft at the edge, verify in the cloud: exactly the target model's text.")
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
-    generate = commands.add_parser("generate", help="generate behind a prompt")
+    generate = commands.add_parser(
+        "generate", help="generate behind a prompt", stray="a prompt is given with --prompt TEXT"
+    )
     source = generate.add_mutually_exclusive_group()
-    source.add_argument("--prompt", metavar="TEXT", help="the prompt")
+    source.add_argument("--prompt", type=utf8_text, metavar="TEXT", help="the prompt")
     source.add_argument(
         "--file",
         metavar="FILE",
@@ -35,7 +40,7 @@ def _parser() -> Parser:
     chat = commands.add_parser("chat", help="talk with the target model, a line a turn")
     chat.set_defaults(body=_chat)
     for command in (generate, chat):
-        command.add_argument("--system", metavar="TEXT", help="system message of the chat")
+        command.add_argument("--system", type=utf8_text, metavar="TEXT", help="system message of the chat")
         command.add_argument("--quiet", action="store_true", help="no notes and statistics on stderr")
         add_flags(command, EdgeConfig)
         add_flags(command, GenerateConfig)
@@ -58,17 +63,34 @@ def _generate(args: argparse.Namespace) -> int:
     edge, options = _configs(args)
     if args.system is not None and not args.chat:
         raise UsageError("--system goes with --chat")
-    prompt = _prompt(args)
-    from pipesd.edge.output import generate_once
+    with Interrupts() as interrupts:
+        if args.json:
+            interrupts.last_words = lambda: show(_nothing(interrupted=True))
+        prompt = _prompt(args)
+        from pipesd.edge.output import generate_once
 
-    return generate_once(edge, options, prompt, chat=args.chat, system=args.system, as_json=args.json)
+        return generate_once(
+            edge, options, prompt, chat=args.chat, system=args.system, as_json=args.json, interrupts=interrupts
+        )
 
 
 def _chat(args: argparse.Namespace) -> int:
     edge, options = _configs(args)
-    from pipesd.edge.output import chat_loop
+    with Interrupts() as interrupts:
+        from pipesd.edge.output import chat_loop
 
-    return chat_loop(edge, options, system=args.system)
+        return chat_loop(edge, options, system=args.system, interrupts=interrupts)
+
+
+def _failed(argv: Sequence[str], interrupted: bool) -> str:
+    """What stdout gets from a command that failed: with --json the object of a generation that never began."""
+    return _nothing(interrupted) if {"generate", "--json"} <= set(argv) else ""
+
+
+def _nothing(interrupted: bool) -> str:
+    from pipesd.edge.result import result_line
+
+    return result_line("cancelled" if interrupted else "error")
 
 
 def _prompt(args: argparse.Namespace) -> str:
@@ -78,12 +100,12 @@ def _prompt(args: argparse.Namespace) -> str:
     name = args.file or "stdin"
     try:
         if args.file is not None:
-            data = Path(args.file).expanduser().read_bytes()
+            data = Path(os.path.expanduser(args.file)).read_bytes()
         elif sys.stdin is None or sys.stdin.isatty():
             raise UsageError("no prompt: give --prompt TEXT or --file FILE, or pipe it in")
         else:
             data = sys.stdin.buffer.read()
-        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        return data.removesuffix(b"\r\n" if data.endswith(b"\r\n") else b"\n").decode()
     except OSError as error:
         raise UsageError(f"prompt file {name}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

@@ -1,128 +1,170 @@
-"""What `generate` and `chat` show: text as it comes, one JSON object, a line of statistics; and interruption."""
+"""What `generate` and `chat` show: text as it comes, one JSON object, a line of statistics."""
 
 from __future__ import annotations
 
-import json
 import logging
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
-from types import FrameType
-from typing import Any
+from dataclasses import asdict, fields
 
 from pipesd.config import EdgeConfig, GenerateConfig
+from pipesd.core import FinishReason
 from pipesd.edge.chat import Conversation
+from pipesd.edge.interrupts import Interrupts
+from pipesd.edge.result import result_line
 from pipesd.edge.session import EdgeSession
-from pipesd.errors import Cancelled, PipeSDError
+from pipesd.errors import Cancelled, PipeSDError, Refused, UsageError
+from pipesd.program import complain
+from pipesd.streams import show
 
+WITHOUT_EFFECT = {  # on a strategy that leaves one of the sides out
+    "cloud": ("context", "draft_ahead", "draft_length", "gpu_layers", "threads"),
+    "local": ("cloud", "connect_s", "draft_ahead", "draft_length", "patience_s"),
+}
 log = logging.getLogger("pipesd.edge")
 
 
 def generate_once(
-    edge: EdgeConfig, options: GenerateConfig, prompt: str, *, chat: bool, system: str | None, as_json: bool
+    edge: EdgeConfig,
+    options: GenerateConfig,
+    prompt: str,
+    *,
+    chat: bool,
+    system: str | None,
+    as_json: bool,
+    interrupts: Interrupts,
 ) -> int:
-    """One generation to stdout; returns the exit code. With `as_json` exactly one object is printed, on failure too."""
-    _warn(edge, options)
+    """One generation to stdout; returns the exit code. With `as_json` exactly one object is printed, on failure too.
+
+    Raises PipeSDError for what cannot be tried at all.
+    """
     session = EdgeSession(edge)
-    failure: BaseException | None = None
+    _warn(edge, options)
+    if as_json:
+        interrupts.last_words = lambda: show(_json(session, "cancelled"))
+    failure: PipeSDError | None = None
     try:
         with session:
-            ids: str | Sequence[int] = prompt
-            if chat:
-                ids = Conversation(session.tokeniser, system=system or "").next_turn(prompt).ids
-            with _interruptible(session):
-                for piece in session.generate(ids, answer=chat, **asdict(options)):
+            ids = Conversation(session.tokeniser, system=system or "").next_turn(prompt).ids if chat else prompt
+            pieces = session.generate(ids, answer=chat, **asdict(options))
+            with interrupts.calling(pieces.cancel):
+                for piece in pieces:
                     if not as_json:
-                        _show(piece.text)
-    except (PipeSDError, KeyboardInterrupt) as error:
+                        show(piece.text)
+    except KeyboardInterrupt:
+        failure = Cancelled("interrupted")
+    except PipeSDError as error:
         failure = error
+    interrupts.settle()
+    reason = _finish_reason(session, failure)
     if as_json:
-        print(json.dumps(_result(session, failure), ensure_ascii=not _utf8_output()))
+        show(_json(session, reason))
     elif session.text:
-        _show("\n")
+        show("\n")
     if failure is not None:
-        failure.printed = as_json  # type: ignore[attr-defined]
-        raise failure
-    if session.stats:
-        log.info(_summary_line(session))
-    return Cancelled.exit_code if session.finish_reason == "cancelled" else 0
+        return complain(failure)
+    log.info(_summary_line(session))
+    return Cancelled.exit_code if reason == "cancelled" else 0
 
 
-def chat_loop(edge: EdgeConfig, options: GenerateConfig, *, system: str | None) -> int:
-    """Turns read from stdin, a line each, until its end; answers to stdout. Interrupting an answer ends only that."""
-    _warn(edge, options)
+def chat_loop(edge: EdgeConfig, options: GenerateConfig, *, system: str | None, interrupts: Interrupts) -> int:
+    """Turns read from stdin, a line each, until its end; answers to stdout. Returns the exit code.
+
+    Ctrl-C ends an answer, and the chat where there is none. At a terminal a turn that is refused (too long, say) is
+    said to be so and the chat goes on; elsewhere it ends the chat, as whoever wrote the next lines cannot know of it.
+    """
+    if sys.stdin is None:
+        raise UsageError("no turns: type them, or pipe them in")
     prompting = sys.stdin.isatty()
-    with EdgeSession(edge) as session:
+    session = EdgeSession(edge)
+    _warn(edge, options)
+    with session:
         conversation = Conversation(session.tokeniser, system=system or "")
-        while True:
-            if prompting:
-                print("> ", end="", file=sys.stderr, flush=True)
-            line = sys.stdin.readline()
-            if not line:
+        number = 0
+        while interrupts.forgive():
+            with interrupts.raising():
+                data = _next_line(prompting)
+            if not data:
                 return 0
-            if not line.strip():
+            if not data.strip():
                 continue
-            turn = conversation.next_turn(line.rstrip("\n"))
-            if turn.rewritten:
-                log.warning("the chat template rewrites earlier turns: they are computed again")
-            with _interruptible(session):
-                for piece in session.generate(turn.ids, answer=True, **asdict(options)):
-                    _show(piece.text)
-            conversation.answered(session.text, session.token_ids)
-            _show("\n")
-            log.info(_summary_line(session))
+            number += 1
+            try:
+                _take_turn(session, conversation, options, data, number, interrupts)
+            except (UsageError, Refused) as error:
+                if not prompting:
+                    raise
+                complain(error)
+    return Cancelled.exit_code
 
 
-@contextmanager
-def _interruptible(session: EdgeSession) -> Iterator[None]:
-    """SIGINT and SIGTERM cancel the generation; a second one ends the program at once."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)
-        session.cancel()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+def _next_line(prompting: bool) -> bytes:
+    """The next line as it came, with its end; empty at the end of all."""
+    if not prompting:
+        return sys.stdin.buffer.readline()
+    print("> ", end="", file=sys.stderr, flush=True)
+    data = b""
     try:
-        yield
+        data = sys.stdin.buffer.readline()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if not data:
+            print(file=sys.stderr)  # what comes next begins a line
+    return data
+
+
+def _take_turn(
+    session: EdgeSession,
+    conversation: Conversation,
+    options: GenerateConfig,
+    data: bytes,
+    number: int,
+    interrupts: Interrupts,
+) -> None:
+    """One question and its answer."""
+    try:
+        question = data.rstrip(b"\r\n").decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"turn {number} is not UTF-8 (byte {error.start}): convert it first") from error
+    turn = conversation.next_turn(question)
+    if turn.rewritten:
+        log.warning("the chat template rewrites earlier turns: they are computed again")
+    pieces = session.generate(turn.ids, answer=True, **asdict(options))
+    try:
+        with interrupts.calling(pieces.cancel):
+            for piece in pieces:
+                show(piece.text)
+    finally:
+        if session.text:
+            show("\n")
+    conversation.answered(session.text, session.token_ids)
+    log.info(_summary_line(session))
 
 
 def _warn(edge: EdgeConfig, options: GenerateConfig) -> None:
     if edge.strategy == "local":
         log.warning("strategy local: this is the draft model's output, not the target's")
+    defaults = {f.name: f.default for f in fields(edge)}
+    for name in WITHOUT_EFFECT.get(edge.strategy, ()):
+        if getattr(edge, name) != defaults[name]:
+            log.warning("--%s has no effect with --strategy %s", name.replace("_", "-"), edge.strategy)
     for name in options.without_effect():
         log.warning("--%s has no effect at temperature 0", name.replace("_", "-"))
 
 
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+def _finish_reason(session: EdgeSession, failure: PipeSDError | None) -> FinishReason:
+    if isinstance(failure, Cancelled):
+        return "cancelled"
+    return "error" if failure is not None else session.finish_reason or "error"
 
 
-def _utf8_output() -> bool:
-    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-
-
-def _result(session: EdgeSession, failure: BaseException | None) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "text": session.text,
-        "token_ids": list(session.token_ids),
-        "finish_reason": session.finish_reason or "error",
-        "strategy": session.config.strategy,
-        "seed": session.seed,
-        "stats": session.stats,
-    }
-    if isinstance(failure, KeyboardInterrupt):
-        result["finish_reason"] = "cancelled"
-    elif failure is not None:
-        result["finish_reason"] = "error"
-        result["error"] = str(failure)
-    return result
+def _json(session: EdgeSession, reason: FinishReason) -> str:
+    return result_line(
+        reason,
+        text=session.text,
+        token_ids=session.token_ids,
+        strategy=session.config.strategy,
+        seed=session.seed,
+        stats=session.stats,
+    )
 
 
 def _summary_line(session: EdgeSession) -> str:
