@@ -16,6 +16,7 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("gguf", reason="the gguf package is not installed")
 
+import torch
 from clouds import PATIENT_S, ids_of
 
 from pipesd import CloudConfig, CloudServer, EdgeConfig, EdgeSession
@@ -23,6 +24,8 @@ from pipesd.cpu import usable_cpus
 from pipesd.edge.chat import Conversation
 from pipesd.edge.drafter import Drafter
 from pipesd.errors import Unreachable, VocabularyMismatch
+from pipesd.protocol.messages import Draft, Verdict, WireError
+from pipesd.protocol.wire import decode, encode
 from tests.tiny import write_tiny
 from tests.tiny_mamba import write_tiny_mamba
 
@@ -149,6 +152,24 @@ def test_a_target_whose_weights_are_damaged_says_so(make: Make, tmp_path: Path) 
         with pytest.raises(Unreachable, match="not finite"):
             ids_of(session, PROMPT, max_tokens=5)
         assert session.finish_reason == "error"
+
+
+def test_numbers_of_torch_are_converted_or_refused_by_name() -> None:
+    def number(value: Any) -> Any:
+        return torch.tensor(value)
+
+    draft = Draft(number(7), 1, number(0), number(5), (number(300), number(2)), number(5), True)
+    assert decode(encode(draft)) == Draft(7, 1, 0, 5, (300, 2), 5, True)
+    likely = draft._replace(p_draft=(number(0.5), number(1.0)))
+    assert decode(encode(likely)).p_draft == (0.5, 1.0)
+    for field, value in (("pos", number(1.5)), ("pos", number([1, 2])), ("ids", (number(0.5),)), ("ids", number(-1))):
+        with pytest.raises(WireError, match=rf"DRAFT\.{field}: got "):
+            encode(draft._replace(**{field: value}))
+    with pytest.raises(WireError, match=r"VERDICT\.ids: got "):
+        encode(Verdict(7, 1, 0, 5, (number(0.5),)))
+    for probability in (float("nan"), float("-inf"), 7.0):
+        with pytest.raises(WireError, match=r"DRAFT\.p_draft: got "):
+            encode(draft._replace(p_draft=(number(probability), 0.5)))
 
 
 def test_the_threads_of_both_sides_together_are_no_more_than_the_processors(make: Make) -> None:

@@ -191,7 +191,7 @@ class Ids:
         self._check_count(len(ids))
         try:
             packed = struct.pack(f"<{len(ids)}I", *ids)
-        except struct.error:
+        except (struct.error, TypeError):  # the latter from a foreign type's own conversion
             packed = b"".join([struct.pack("<I", _ID.pack(token_id)) for token_id in ids])
         self._check_size_of_ids(packed)
         return packed

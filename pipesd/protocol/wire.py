@@ -202,7 +202,7 @@ def _encode_draft(message: Draft) -> bytes | None:
         return None
     try:
         packed = _PACK_IDS[len(ids)](*ids)
-    except struct.error:
+    except (struct.error, TypeError):
         return None
     if not packed[3::4].isascii():  # the highest byte of an id below 2**31 is below 128
         return None
@@ -225,7 +225,7 @@ def _encode_verdict(message: Verdict) -> bytes | None:
         return None
     try:
         packed = _PACK_IDS[len(ids)](*ids)
-    except struct.error:
+    except (struct.error, TypeError):
         return None
     if not packed[3::4].isascii():
         return None
