@@ -108,8 +108,6 @@ def test_a_lie_is_found(honest: list[Event], lie: str) -> None:
 
 
 def test_the_program_tells(tmp_path: Path, honest: list[Event], capsys: pytest.CaptureFixture[str]) -> None:
-    tmp_path: Path, honest: list[Event], capsys: pytest.CaptureFixture[str]
-) -> None:
     path = tmp_path / "events"
     path.write_text("".join(json.dumps(event) + "\n" for event in honest))
     assert main([str(path)]) == 0
