@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -152,9 +153,22 @@ def add_flags(parser: argparse.ArgumentParser, kind: type, *, leave_out: Sequenc
         if wanted is bool:
             parser.add_argument(flag, action="store_true", **common)
         elif wanted is tuple:
-            parser.add_argument(flag, action="append", metavar=f.metadata["metavar"], **common)
+            parser.add_argument(flag, action="append", type=utf8_text, metavar=f.metadata["metavar"], **common)
         else:
             parser.add_argument(flag, type=wanted, metavar=f.metadata["metavar"] or _METAVARS[wanted], **common)
+
+
+def utf8_text(argument: str) -> str:
+    """An argument's text: where the locale is not UTF-8 its bytes decide. For `type=` of options that are no paths."""
+    try:
+        argument.encode()
+        return argument
+    except UnicodeEncodeError:
+        pass
+    try:
+        return os.fsencode(argument).decode()
+    except UnicodeError:
+        raise argparse.ArgumentTypeError("not UTF-8: convert it first") from None
 
 
 def make_config(kind: type[Config], table: Mapping[str, Any], given: Mapping[str, Any]) -> Config:
@@ -179,9 +193,9 @@ def read_tables(path: str | None, names: Sequence[str]) -> dict[str, dict[str, A
     """The tables `names` of a TOML file; other tables are refused by name. No path: all empty."""
     if path is None:
         return {name: {} for name in names}
-    file = Path(path).expanduser()
+    file = Path(os.path.expanduser(path))
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # some editors put a mark in front
     except OSError as error:
         raise UsageError(f"configuration file {file}: {error.strerror or error}") from error
     except ValueError as error:  # no UTF-8, no TOML, or a number of thousands of digits

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -65,19 +64,6 @@ def not_yet(commands: Any, name: str, help: str) -> None:
     """A command of the interface that this version does not have: it says so, whatever follows it."""
     refusal = f"{name!r} is not part of this version"
     commands.add_parser(name, help=f"{help} (not part of this version)", refusal=refusal, add_help=False)
-
-
-def utf8_text(argument: str) -> str:
-    """An argument's text: where the locale is not UTF-8 its bytes decide. For `type=` of options that are no paths."""
-    try:
-        argument.encode()
-        return argument
-    except UnicodeEncodeError:
-        pass
-    try:
-        return os.fsencode(argument).decode()
-    except UnicodeError:
-        raise argparse.ArgumentTypeError("not UTF-8: convert it first") from None
 
 
 def run(parser: Parser, argv: Sequence[str] | None, *, failed: Failed = lambda argv, interrupted: "") -> int:

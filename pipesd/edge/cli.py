@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipesd.config import EdgeConfig, GenerateConfig, add_flags, make_config, read_tables
+from pipesd.config import EdgeConfig, GenerateConfig, add_flags, make_config, read_tables, utf8_text
 from pipesd.edge.interrupts import Interrupts
+from pipesd.edge.plan import PlanConfig, show_plan
 from pipesd.errors import UsageError
-from pipesd.program import Parser, add_common, make_parser, not_yet, run, utf8_text
+from pipesd.program import Parser, add_common, make_parser, not_yet, run
 from pipesd.streams import show
 
-TABLES = ("edge", "generate")
+TABLES = ("edge", "generate", "plan")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +47,11 @@ def _parser() -> Parser:
         add_flags(command, GenerateConfig)
         add_common(command)
     not_yet(commands, "link", "measure the link to the cloud")
-    not_yet(commands, "plan", "plan token batches")
+    plan = commands.add_parser("plan", help="plan token batches for a link that is given in numbers")
+    plan.add_argument("--json", action="store_true", help="print one JSON object with the sizes and the total")
+    add_flags(plan, PlanConfig)
+    add_common(plan)
+    plan.set_defaults(body=_plan)
     not_yet(commands, "tune", "tune the thresholds")
     not_yet(commands, "serve", "serve an HTTP interface on this machine")
     not_yet(commands, "doctor", "check models, cloud and link")
@@ -80,6 +85,11 @@ def _chat(args: argparse.Namespace) -> int:
         from pipesd.edge.output import chat_loop
 
         return chat_loop(edge, options, system=args.system, interrupts=interrupts)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    tables = read_tables(args.config, TABLES)
+    return show_plan(make_config(PlanConfig, tables["plan"], vars(args)), as_json=args.json)
 
 
 def _failed(argv: Sequence[str], interrupted: bool) -> str:
