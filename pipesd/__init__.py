@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pipesd.edge.aio import AsyncEdgeSession
     from pipesd.edge.session import EdgeSession
     from pipesd.errors import PipeSDError
+    from pipesd.policy.token_batches import TokenBatchPlan, plan_token_batches
 
 _PLACES = {
     "AsyncEdgeSession": "pipesd.edge.aio",
@@ -27,6 +28,8 @@ _PLACES = {
     "GenerateConfig": "pipesd.config",
     "Piece": "pipesd.core",
     "PipeSDError": "pipesd.errors",
+    "TokenBatchPlan": "pipesd.policy.token_batches",
+    "plan_token_batches": "pipesd.policy.token_batches",
 }
 
 __all__ = [
@@ -38,7 +41,9 @@ __all__ = [
     "GenerateConfig",
     "Piece",
     "PipeSDError",
+    "TokenBatchPlan",
     "__version__",
+    "plan_token_batches",
 ]
 
 

@@ -16,7 +16,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # A layer is a folder of the package; "shared" are the modules beside the folders, "root" is `pipesd` itself.
 ALLOWED = {
-    "root": {"shared", "edge", "cloud"},  # by name, on first use
+    "root": {"shared", "edge", "cloud", "policy"},  # by name, on first use
     "shared": {"shared", "root"},
     "_kernels": {"_kernels"},
     "policy": {"policy", "_kernels", "shared"},
