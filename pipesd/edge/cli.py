@@ -11,7 +11,6 @@ from pathlib import Path
 from pipesd.config import EdgeConfig, GenerateConfig, add_flags, make_config, read_tables, utf8_text
 from pipesd.edge.interrupts import Interrupts
 from pipesd.edge.plan import PlanConfig, show_plan
-from pipesd.edge.plan import PlanConfig, show_plan
 from pipesd.errors import UsageError
 from pipesd.program import Parser, add_common, make_parser, not_yet, run
 from pipesd.streams import show
@@ -86,11 +85,6 @@ def _chat(args: argparse.Namespace) -> int:
         from pipesd.edge.output import chat_loop
 
         return chat_loop(edge, options, system=args.system, interrupts=interrupts)
-
-
-def _plan(args: argparse.Namespace) -> int:
-    tables = read_tables(args.config, TABLES)
-    return show_plan(make_config(PlanConfig, tables["plan"], vars(args)), as_json=args.json)
 
 
 def _plan(args: argparse.Namespace) -> int:
