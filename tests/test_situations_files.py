@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,22 @@ def test_an_event_log_replaces_the_last_one(tmp_path: Path) -> None:
             ids_of(session, PROMPT, max_tokens=count)
         sizes.append(file.stat().st_size)
     assert 0 < sizes[1] < sizes[0]
+
+
+@pytest.mark.parametrize("strategy", ["vanilla", "cloud", "local"])
+def test_an_event_log_holds_nothing_of_the_prompt(tmp_path: Path, strategy: str) -> None:
+    file = tmp_path / "events"
+    prompt = [301, 305, 309]  # ids that the output never has
+    with serving() as cloud, edge(cloud.address, strategy=strategy, events=str(file)) as session:
+        ids_of(session, prompt, max_tokens=20)
+        ids_of(session, [*session.committed, 313], max_tokens=20)
+    written = file.read_text()
+    assert written and not [token for token in (*prompt, 313) if re.search(rf"\b{token}\b", _ids(written))]
+
+
+def _ids(log: str) -> str:
+    """The lists and single ids of a log; other numbers may equal an id by chance."""
+    return " ".join(re.findall(r'"(?:ids|id|token_ids|stop_ids)":(\[[^\]]*\]|\d+)', log))
 
 
 @pytest.mark.parametrize("path", ["~nobody-of-this-name/events", "a\0b", "no/such/folder/events", "."])
