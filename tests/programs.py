@@ -33,6 +33,7 @@ class Ran:
     out: str
     err: str
     took_s: float
+    raw: bytes = b""  # stdout as it came
 
     @property
     def complaint(self) -> str:
@@ -118,7 +119,7 @@ class Program:
         if not debug:
             assert "Traceback" not in err, err
         assert "Exception ignored" not in err and "Warning:" not in err, err
-        return Ran(code, out, err, time.monotonic() - self._begun_s)
+        return Ran(code, out, err, time.monotonic() - self._begun_s, self.out)
 
     def _all_gone(self) -> bool:
         try:
