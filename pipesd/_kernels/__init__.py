@@ -54,12 +54,13 @@ def warmup() -> bool:
 def _load(function: Callable[..., Any], signature: str) -> Callable[..., Any] | None:
     try:
         import numba  # type: ignore[import-untyped,unused-ignore]
+
+        settings: Any = numba.config
+        if settings.DISABLE_JIT:
+            return None
     except Exception as error:  # noqa: BLE001 — an installation that is broken or does not fit numpy raises anything
         if not (isinstance(error, ModuleNotFoundError) and error.name == "numba"):
             _complain(error)
-        return None
-    settings: Any = numba.config
-    if settings.DISABLE_JIT:
         return None
     try:
         return _compile(numba, _named_by_content(function, numba), signature, cache=True)
