@@ -81,14 +81,17 @@ class WorkerProcess:
         self.pair.close()
         self._reasons.close()
         self.settled()
+        if self._process.exitcode is None:
+            return False  # the system does not let go of it, as of one whose device hangs
         self._process.close()
         return True
 
     def _reason(self) -> str:
         try:
-            return self._reasons.recv_bytes(MAX_REASON_BYTES).decode() if self._reasons.poll() else ""
+            told = self._reasons.recv_bytes(MAX_REASON_BYTES) if self._reasons.poll() else b""
         except EOFError:
             return ""
+        return told.decode("utf-8", "replace")  # a cut may go through a character
 
 
 class WorkerThread:
@@ -145,7 +148,7 @@ def _process_main(
     context = Context()
     ending = _run(lambda: body(endpoint, context=context, stop=threading.Event()))
     if ending.reason:
-        told.send_bytes(ending.reason.encode()[:MAX_REASON_BYTES])
+        told.send_bytes(ending.reason.encode("utf-8", "backslashreplace")[:MAX_REASON_BYTES])
     context.term()
     sys.stdout.flush()
     sys.stderr.flush()
