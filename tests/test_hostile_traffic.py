@@ -155,6 +155,16 @@ def test_a_hole_is_asked_for_once_and_a_huge_position_costs_nothing() -> None:
     assert bench.tell(Draft(2, 1, 0, 1, (2,) * 29, 1)) == []
 
 
+def test_counters_that_an_edge_drives_up_stay_such_as_the_wire_can_carry() -> None:
+    bench = Bench()
+    bench.tell(Open(2, 1, 0, HASH, (1,), 60, (), None, 0, Mode.NAV, HASH, HASH))
+    bench.tell(Draft(2, 1, 3, 1, (2,), 1))
+    bench.machine._sessions[2].stale = U32 - 1  # which takes a million messages
+    bench.tell(Draft(2, 1, 0, 1, (2, 3, 4), 1))
+    (_, verdict) = bench.tell(Draft(2, 1, 3, 1, (2,), 1, again=True))
+    assert isinstance(verdict, Verdict) and verdict.counters is not None and verdict.counters.stale == U32
+
+
 def test_junk_cannot_hold_a_place_for_longer_than_the_idle_limit() -> None:
     """An edge that asks about what it never sends is owed a verdict, and yet goes when it is silent for long."""
     bench = Bench()

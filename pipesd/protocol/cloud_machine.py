@@ -44,6 +44,7 @@ from typing import NamedTuple
 
 from pipesd.core import LEAST_AHEAD, Mode, common_prefix
 from pipesd.policy.accept import accept_greedy
+from pipesd.protocol.fields import U32
 from pipesd.protocol.messages import (
     Cancel,
     Close,
@@ -395,7 +396,8 @@ class CloudMachine:
             return []
         ids = tuple(s.committed[s.said :])
         counters = counters or s.ended or s.repeat or s.verdicts % COUNTERS_EVERY == 0
-        told = Counters(s.passes, s.verified, s.stale, round(s.busy_s * 1e4)) if counters else None
+        numbers = (s.passes, s.verified, s.stale, round(s.busy_s * 1e4))
+        told = Counters(*(min(number, U32) for number in numbers)) if counters else None  # an edge can flood them
         more = s.mode is Mode.FREE and not s.ended
         verdict = Verdict(s.session, s.opening, max(s.epoch, 0), s.said, ids, more, False, told)
         s.said = len(s.committed)
