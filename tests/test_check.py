@@ -17,7 +17,7 @@ from pipesd.edge.session import EdgeSession
 from pipesd.sim.check import check_events, check_file, main
 from pipesd.sim.drafters import Agreement, ScriptedDrafter
 from pipesd.sim.proxy import LinkProxy
-from pipesd.sim.targets import ScriptedTarget
+from pipesd.sim.targets import Fault, ScriptedTarget
 from pipesd.sim.texts import KeyedText
 from pipesd.sim.tokeniser import ByteTokeniser
 
@@ -55,6 +55,20 @@ def test_a_run_whose_draft_context_ends_has_no_findings(tmp_path: Path) -> None:
     events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
     assert any(event["event"] == "without_drafts" for event in events)
     assert check_events(events) == []
+
+
+def test_a_run_whose_worker_crashes_has_no_findings(tmp_path: Path) -> None:
+    """What was asked for and not answered is said again to the next worker, and counts once."""
+    path, fault = tmp_path / "events", Fault("raise", at_pass=12, once_file=str(tmp_path / "once"))
+    bind = CloudConfig(bind="tcp://127.0.0.1:0")
+    with CloudServer(bind, target=partial(ScriptedTarget, LAW, faults=[fault])) as cloud:
+        config = EdgeConfig(cloud=cloud.address, events=str(path))
+        drafter = ScriptedDrafter(Agreement(LAW, 0.8))
+        with EdgeSession(config, drafter=drafter, tokeniser=ByteTokeniser()) as session:
+            for _ in session.generate("the only prompt", max_tokens=60):
+                pass
+            assert session.stats["openings"] > 1
+    assert check_file(path) == []
 
 
 def first(events: list[Event], name: str, fits: Callable[[Event], bool] = lambda event: True) -> Event:

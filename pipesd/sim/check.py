@@ -102,8 +102,7 @@ def _sent(g: _Generation, event: Event) -> Iterator[str]:
     if event["kind"] not in ("Open", "Hello"):
         g.counts["bytes_up"] += event["bytes"]
     if event["kind"] == "Open":
-        g.openings += 1
-        g.nav = None
+        g.openings += 1  # a NAV stays outstanding: said again, it is the same one
         g.sums = [a + b for a, b in zip(g.sums, g.told, strict=True)]
         g.told = [0, 0, 0, 0]
     if event["kind"] != "Draft":
