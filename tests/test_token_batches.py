@@ -57,7 +57,7 @@ def chosen(window: int, link: Sequence[Fraction], gain: Fraction) -> tuple[int, 
     """The plan that the definition names, of all there are."""
     totals = {sizes: arrival(sizes, *link) for sizes in splits(window)}
     best = min(totals.values())
-    tie = max(min(best, 1) * Fraction(1, 10**9), best * Fraction(1, 10**11))
+    tie = max(min(best, Fraction(1)) * Fraction(1, 10**9), best * Fraction(1, 10**11))
     good = {sizes: total for sizes, total in totals.items() if total <= best + max(tie, gain * best)}
     fewest = min(map(len, good))
     least = min(total for sizes, total in good.items() if len(sizes) == fewest)
