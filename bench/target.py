@@ -2,8 +2,10 @@
 
 One thread, one session with a prefix in its cache, passes of 1 to 16 tokens with logits for each. All forms take turns
 within one run: float32 and bfloat16, row-invariant (what the cloud uses) and not, and transformers' two attention forms
-on the same dequantised weights in float32. Prints medians in ms and ratios, medians of the paired ratios with a 95 %
-bootstrap interval; the last line is one JSON object. Exit code 1 if a figure is not reached.
+on the same dequantised weights in float32. Each is loaded as it is by default: the target puts its weights into huge
+pages where the system can, which transformers gets from the variable GLIBC_TUNABLES=glibc.malloc.hugetlb=1 alone.
+Prints medians in ms and ratios, medians of the paired ratios with a 95 % bootstrap interval; the last line is one JSON
+object. Exit code 1 if a figure is not reached.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ The comparisons of bits are themselves tried: they must notice one weight, one c
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from pipesd.cloud import huge_pages
 from pipesd.cloud import model as model_module
 from pipesd.cloud import target as target_module
 from pipesd.cloud.checkpoint import open_checkpoint
@@ -288,6 +290,29 @@ def test_without_packed_layers_passes_are_slower_but_as_exact(
     np.testing.assert_allclose(alone(load_target(tiny_file, device="cpu", dtype=dtype), ids), whole, atol=tolerance)
 
 
+def resident_kb(name: str) -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def test_huge_pages_leave_contents_as_they_are() -> None:
+    values = torch.arange(8 << 20)
+    before = resident_kb("AnonHugePages") if sys.platform.startswith("linux") else 0
+    moved = huge_pages.gather([(values.data_ptr(), values.nbytes), (values.data_ptr(), 10)])
+    assert 0 <= moved <= values.nbytes + 2 * huge_pages.HUGE_PAGE_BYTES
+    assert torch.equal(values, torch.arange(8 << 20))
+    if moved:
+        assert resident_kb("AnonHugePages") >= before + (moved >> 11)  # at least half of it
+
+
+def test_huge_pages_are_not_asked_for_where_they_are_forbidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.arange(1 << 20)
+    monkeypatch.setattr(huge_pages, "_SETTING", tmp_path / "enabled")
+    assert huge_pages.gather([(values.data_ptr(), values.nbytes)]) == 0
+    (tmp_path / "enabled").write_text("always madvise [never]\n")
+    assert huge_pages.gather([(values.data_ptr(), values.nbytes)]) == 0
+
+
 @pytest.mark.parametrize("options", [{"exact": False}, {"threads": 2}])
 def test_what_is_not_exact_does_not_say_so_but_is_close(tiny_file: Path, options: dict[str, int]) -> None:
     exact = load_target(tiny_file, device="cpu")
@@ -461,7 +486,7 @@ def test_a_pass_leaves_torchs_threads_as_they_were(tiny_file: Path) -> None:
             seen.append(torch.get_num_threads())
             return torch.zeros(len(x), 512)
 
-        target._decoder.head = head
+        target._decoder.head = head  # type: ignore[assignment]
         target.greedy([(0, [1, 2], 1)])
         assert seen == [1] and torch.get_num_threads() == 2
     finally:

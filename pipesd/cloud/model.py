@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,16 @@ from torch import Tensor
 
 from pipesd.cloud.kv_cache import Attention, CacheShape
 
-Linear = Callable[[Tensor], Tensor]  # (rows, inputs) -> (rows, outputs)
+
+class Linear(Protocol):
+    """A matrix in some form that multiplies rows."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(rows, inputs) -> (rows, outputs)."""
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Address and bytes of the weights."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +70,14 @@ class PlainLinear:
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight)
 
+    @property
+    def memory(self) -> tuple[int, int]:
+        return self.weight.data_ptr(), self.weight.nbytes
+
 
 class PackedLinear:
     """y = W x by oneDNN with a weight packed once: two to three times as fast as `F.linear` on few rows, and the bits
-    of a row are the same for any number of rows from two on; four cost less than two. Both operators are private to
+    of a row are the same for any number of rows from two on; four cost less than two. The operators are private to
     torch: see `packing_works`.
     """
 
@@ -73,14 +87,15 @@ class PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")  # type: ignore[no-any-return]
 
+    @property
+    def memory(self) -> tuple[int, int]:
+        return torch.ops.mkldnn.data_ptr(self.packed), torch.ops.mkldnn._nbytes(self.packed)
 
-class TiledLinear:
+
+class TiledLinear(PlainLinear):
     """y = W x by `F.linear` on eight rows at a time, the last ones filled up: one shape, hence one kernel, but slow."""
 
     ROWS = 8
-
-    def __init__(self, weight: Tensor) -> None:
-        self.weight = weight
 
     def __call__(self, x: Tensor) -> Tensor:
         padded = F.pad(x, (0, 0, 0, -x.shape[0] % self.ROWS))
@@ -97,6 +112,7 @@ def packing_works(inputs: Iterable[int], dtype: torch.dtype) -> bool:
             linear = PackedLinear(weight)
             whole = linear(x)
             parts = [linear(part) for part in x.split([2, 3, 5, 8, 13, 2])]
+            _ = linear.memory
         except (RuntimeError, AttributeError, TypeError):
             return False
         error = (whole.float() - x.float() @ weight.float().T).abs().max().item()
@@ -149,6 +165,10 @@ class Decoder:
             gate_up=linear(gate_up * (weight(prefix + "ffn_norm.weight") * scale)),
             down=linear(weight(prefix + "ffn_down.weight")),
         )
+
+    def matrices(self) -> list[Linear]:
+        """All linear layers."""
+        return [m for layer in self.layers for m in (layer.qkv, layer.out, layer.gate_up, layer.down)] + [self.head]
 
     def shallow(self) -> Decoder:
         """The same weights with the first layer only: enough to try the kernels on."""

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipesd.cloud import huge_pages
 from pipesd.cloud.checkpoint import Checkpoint, open_checkpoint
 from pipesd.cloud.kv_cache import BUCKET, KVCache
 from pipesd.cloud.model import Decoder, Linear, PackedLinear, PlainLinear, TiledLinear, packing_works
@@ -261,7 +262,10 @@ def _load(
                 f"oneDNN's packed linear layers do not work here (torch {torch.__version__}, "
                 f"{str(dtype).removeprefix('torch.')}); passes are slower, not less exact"
             )
-    return Decoder(shape, weight, linear, checkpoint.weight("rope_freqs.weight"))
+    decoder = Decoder(shape, weight, linear, checkpoint.weight("rope_freqs.weight"))
+    if device.type == "cpu":
+        huge_pages.gather(matrix.memory for matrix in decoder.matrices())
+    return decoder
 
 
 def _device(text: str) -> torch.device:
