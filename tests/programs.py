@@ -56,19 +56,26 @@ class Program:
         **environment: str,
     ) -> None:
         """`before` is Python to run first, `shell` what a shell puts behind the command (`2>&-`, `| head -1`)."""
-        program = [sys.executable, *python, "-c", before + MAIN.format(side), *map(str, arguments)]
+        program = [*self.command(side, python=python, before=before), *map(str, arguments)]
         command = ["/bin/bash", "-c", f'"$@" {shell}', "bash", *program] if shell else program
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        settings = {"PYTHONPATH": path, "XDG_CACHE_HOME": cache_home(), **environment}
         self._begun_s = time.monotonic()
         self.process = subprocess.Popen(
-            command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **settings},
+            command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environment(**environment),
             start_new_session=True,
         )  # fmt: skip
         self.out, self.err = b"", b""
         self._readers = [threading.Thread(target=self._read, args=(name,), daemon=True) for name in ("out", "err")]
         for reader in self._readers:
             reader.start()
+
+    @staticmethod
+    def command(side: str, *, python: Sequence[str] = (), before: str = "") -> list[str]:
+        return [sys.executable, *python, "-c", before + MAIN.format(side)]
+
+    @staticmethod
+    def environment(**changes: str) -> dict[str, str]:
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        return {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": cache_home(), **changes}
 
     def _read(self, name: str) -> None:
         stream: Any = getattr(self.process, f"std{name}")

@@ -114,6 +114,7 @@ class Interrupts:
             self._cancel()
 
     def _watch(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)  # it is the main thread's wait that a signal is to end
         while came := os.read(self._reader, 1):
             if came == _SETTLED:
                 continue

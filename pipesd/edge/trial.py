@@ -17,7 +17,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipesd.edge.llama import INSTALL, log, native
@@ -31,19 +33,56 @@ Run = Callable[[Sequence[str]], tuple[int, str]]
 
 
 def run_child(command: Sequence[str]) -> tuple[int, str]:
-    """Exit code (negative: the signal) and stderr of `command`; code 0 where it cannot be run or takes too long."""
+    """Exit code (negative: the signal) and stderr of `command`; code 0 where it cannot be run or takes too long.
+
+    Whatever ends the wait, the child does not outlive it.
+    """
     environment = dict(
         os.environ,
         PYTHONPATH=os.pathsep.join(entry or os.getcwd() for entry in sys.path),
         GGML_NO_BACKTRACE="1",  # else llama.cpp calls a debugger when it aborts
     )
+    child = None
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=LONGEST_S, check=False
-        )
+        with _signals_put_off():  # one that came while the child starts would find nobody there to end it
+            child = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
+        _, told = child.communicate(timeout=LONGEST_S)
     except (OSError, subprocess.TimeoutExpired):
         return 0, ""
-    return done.returncode, done.stderr.decode("utf-8", "replace")
+    finally:
+        if child is not None:
+            child.kill()  # if it still runs
+            child.wait()
+            if child.stderr is not None:
+                child.stderr.close()
+    return child.returncode, told.decode("utf-8", "replace")
+
+
+@contextmanager
+def _signals_put_off() -> Iterator[None]:
+    """SIGINT and SIGTERM have their effect behind this. (To block them would not do: another thread would get them.)"""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are none of this thread's business
+        return
+    came: list[signal.Signals] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(signal.Signals(number)))
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not None  # installed by something else than Python, and not to be restored
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came:
+            handler = before[number]
+            if callable(handler):
+                handler(number, None)  # the signal itself came once, and is not to be counted twice
+            else:
+                signal.raise_signal(number)
 
 
 def try_model(path: Path, *, vocab_only: bool, cache: Path | None = None, run: Run = run_child) -> None:

@@ -1,0 +1,257 @@
+"""SIGINT and SIGTERM to both programs, whatever they are doing: they end in time, tidily, and tell the other side."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipesd.transport import Context, front_socket
+from tests.clouds import NOWHERE, PATIENT_S, Serving, serving, wait_until
+from tests.programs import ENDS_S, Models, Program, Ran, edge, make_models
+from tests.scripted_cloud import BEFORE, LAW
+from tests.test_programs import one_object
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+EXIT = {signal.SIGINT: 130, signal.SIGTERM: 0}  # of the cloud
+BUSY = "import hashlib; busy = lambda *a, **b: hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9); "  # no step of Python
+SLOW_S = 0.02  # of a pass
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(params=SIGNALS, ids=lambda number: number.name)
+def number(request: pytest.FixtureRequest) -> signal.Signals:
+    return request.param  # type: ignore[no-any-return]
+
+
+def interrupted(ran: Ran) -> dict[str, Any]:
+    """What the edge leaves behind."""
+    assert ran.code == 130
+    result = one_object(ran)
+    assert result["finish_reason"] == "cancelled"
+    return result
+
+
+# ---- the edge
+
+
+@contextmanager
+def generating(models: Models, *more: object, **settings: Any) -> Iterator[Program]:
+    with Program("edge", "generate", *models.options, "--json", *more, **settings) as program:
+        yield program
+
+
+def test_while_the_prompt_is_read(models: Models, number: signal.Signals) -> None:
+    loaded = (
+        "import os; import pipesd.edge.cli as c; read = c._prompt; "
+        "c._prompt = lambda args: (os.write(2, b'reading'), read(args))[1]; "
+    )
+    with generating(models, stdin=subprocess.PIPE, before=loaded) as program:
+        program.says("reading", on="err")
+        interrupted(program.end(ENDS_S, since_s=program.send(number)))
+
+
+def test_while_a_native_call_loads_the_model(models: Models, number: signal.Signals) -> None:
+    """Python cannot act on the signal."""
+    stuck = BUSY + "import os, pipesd.edge.drafter as d; d.Drafter = lambda *a, **b: (os.write(2, b'stuck'), busy()); "
+    with generating(models, "--prompt", "x", "--cloud", NOWHERE, before=stuck) as program:
+        program.says("stuck", on="err")
+        interrupted(program.end(ENDS_S, since_s=program.send(number)))
+    with generating(models, "--prompt", "x", "--cloud", NOWHERE, before=stuck) as program:
+        program.says("stuck", on="err")
+        begun_s = program.send(number)
+        time.sleep(0.2)
+        program.send(number)
+        ran = program.end(1.0, since_s=begun_s)  # the second one ends it at once
+    assert ran.code == 130
+
+
+def test_while_a_child_tries_the_model(models: Models, number: signal.Signals) -> None:
+    """No orphan is left: `end` sees to that."""
+    slow = (
+        "import os, pipesd.edge.trial as t; child = t.run_child; "
+        "t.try_model.__kwdefaults__['run'] = lambda c: (os.write(2, b'trying'), child(['sleep', '60']))[1]; "
+    )
+    with generating(models, "--prompt", "x", "--cloud", NOWHERE, before=slow, XDG_CACHE_HOME="/nowhere") as program:
+        program.says("trying", on="err")
+        interrupted(program.end(ENDS_S, since_s=program.send(number)))
+
+
+@pytest.mark.parametrize("peer", ["nobody", "silence"])
+def test_without_a_peer(models: Models, number: signal.Signals, peer: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = NOWHERE if peer == "nobody" else f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with generating(models, "--prompt", "x", "--connect-s", 60, "--cloud", address) as program:
+            program.says("draft model", on="err")
+            time.sleep(0.3)
+            interrupted(program.end(ENDS_S, since_s=program.send(number)))
+
+
+def sessions_end(served: Serving) -> None:
+    """The cloud has heard CLOSE."""
+    assert served.server._front is not None
+    front = served.server._front
+    wait_until(lambda: front.sessions == 0, "the cloud to forget the session")
+
+
+@pytest.mark.parametrize("strategy", ["vanilla", "cloud"])
+@pytest.mark.parametrize("busy", ["prefill", "round"])
+def test_while_the_cloud_computes(models: Models, number: signal.Signals, strategy: str, busy: str) -> None:
+    pace = {"token_s": 0.005} if busy == "prefill" else {"pass_s": SLOW_S}
+    with serving(LAW, target={"vocabulary": models.vocabulary, **pace}) as served:
+        front = served.server._front
+        assert front is not None
+        prompt = "x" * (1000 if busy == "prefill" else 10)
+        more = ["--prompt", prompt, "--cloud", served.address, "--strategy", strategy, "--max-tokens", 900]
+        with generating(models, *more, "--context", 1024) as program:
+            wait_until(lambda: front.sessions == 1, "a session")
+            if busy == "round":
+                wait_until(lambda: served.passes > 20, "a text")
+            sent_s = program.send(number)
+            result = interrupted(program.end(ENDS_S, since_s=sent_s))
+            sessions_end(served)
+    assert (len(result["token_ids"]) > 3) == (busy == "round")
+    assert result["stats"]["tokens"] == len(result["token_ids"])
+
+
+def test_while_nobody_takes_the_output(models: Models, number: signal.Signals) -> None:
+    if not hasattr(fcntl, "F_SETPIPE_SZ"):
+        pytest.skip("the size of a pipe cannot be set here")
+    with serving(LAW, target={"vocabulary": models.vocabulary, "context": 9000}) as served:
+        front = served.server._front
+        assert front is not None
+        program = [
+            *Program.command("edge"),
+            "generate",
+            *models.options,
+            "--cloud",
+            served.address,
+            "--strategy",
+            "cloud",
+        ]
+        reader, writer = os.pipe()
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+        process = subprocess.Popen(
+            [*program, "--prompt", "x", "--max-tokens", "8000"], stdout=writer, env=Program.environment()
+        )
+        os.close(writer)
+        try:
+            passes = [-1]
+
+            def stands_still() -> bool:
+                time.sleep(0.3)
+                passes.append(served.passes)
+                return passes[-1] == passes[-2] > 4000
+
+            wait_until(stands_still, "a full pipe")
+            begun_s = time.monotonic()
+            process.send_signal(number)
+            assert process.wait(PATIENT_S) == 130 and time.monotonic() - begun_s < ENDS_S
+        finally:
+            process.kill()
+            os.close(reader)
+
+
+# ---- the cloud
+
+
+@contextmanager
+def cloud(models: Models, *more: object, **settings: Any) -> Iterator[Program]:
+    bind = [] if "--bind" in more else ["--bind", "tcp://127.0.0.1:0"]
+    with Program("cloud", "serve", "--model", models.draft, *bind, *more, **{"before": BEFORE, **settings}) as program:
+        yield program
+
+
+def address_of(program: Program) -> str:
+    program.says("\n")
+    return program.out.decode().split()[-1]
+
+
+def free_at_once(address: str) -> None:
+    with Context() as context, front_socket(context, address):
+        pass
+
+
+def test_cloud_while_workers_load(models: Models, number: signal.Signals, tmp_path: Path) -> None:
+    """Workers that take a minute to come up."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, time\nif any('spawn_main' in each for each in sys.orig_argv):\n"
+        "    os.write(2, b'loading')\n    time.sleep(60)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), Program.environment()["PYTHONPATH"]])
+    with cloud(models, "--workers", 2, PYTHONPATH=path) as program:
+        program.says("loadingloading", on="err")
+        ran = program.end(ENDS_S, since_s=program.send(number))
+    assert (ran.code, ran.out) == (EXIT[number], "")
+
+
+def test_cloud_when_idle_and_its_port_is_free_at_once(models: Models, number: signal.Signals) -> None:
+    with cloud(models) as program:
+        address = address_of(program)
+        ran = program.end(ENDS_S, since_s=program.send(number))
+        free_at_once(address)
+    assert (ran.code, ran.err) == (EXIT[number], "")
+    assert ran.out == f"pipesd-cloud: serving at {address}\n"
+
+
+def test_cloud_lets_a_generation_end_when_it_is_terminated(models: Models) -> None:
+    with cloud(models, SCRIPTED_PASS_S=str(SLOW_S)) as program:
+        with Program(
+            "edge", "generate", *models.options, "--cloud", address_of(program), "--prompt", "x", "--max-tokens", "40"
+        ) as other:
+            wait_until(lambda: len(other.out) > 3, "a text")
+            program.send(signal.SIGTERM)
+            late = edge(
+                "generate",
+                *models.options,
+                "--cloud",
+                program.out.decode().split()[-1],
+                "--prompt",
+                "x",
+                "--patience-s",
+                0.5,
+            )
+            assert (other.end().code, len(other.out)) == (0, 41)
+        assert program.end().code == 0
+    assert late.code == 3 and "shutting down" in late.err
+
+
+@pytest.mark.parametrize(
+    "signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]]
+)
+def test_cloud_ends_at_once_in_a_round(models: Models, signals: list[signal.Signals]) -> None:
+    with cloud(models, SCRIPTED_PASS_S=str(SLOW_S)) as program:
+        arguments = [*models.options, "--cloud", address_of(program), "--prompt", "x", "--max-tokens", "900"]
+        with Program(
+            "edge", "generate", *arguments, "--patience-s", "0.5", "--json", "--quiet", "--context", 1024
+        ) as other:
+            time.sleep(1.0)
+            for each in signals:
+                sent_s = program.send(each)
+                time.sleep(0.1)
+            ran = program.end(ENDS_S, since_s=sent_s)
+            lost = other.end()
+    assert ran.code == (130 if signal.SIGINT in signals else 0)
+    assert lost.code == 3 and one_object(lost)["finish_reason"] == "error"
+
+
+def test_cloud_ends_at_once_in_a_pass_that_lasts(models: Models) -> None:
+    with cloud(models, SCRIPTED_PASS_S="30") as program:
+        with generating(models, "--cloud", address_of(program), "--prompt", "x", "--quiet") as other:
+            time.sleep(1.0)
+            ran = program.end(ENDS_S, since_s=program.send(signal.SIGINT))
+            interrupted(other.end(ENDS_S, since_s=other.send(signal.SIGINT)))
+    assert ran.code == 130
