@@ -104,7 +104,14 @@ def plan_token_batches(
 
 
 def plan_for_run(
-    window: int, alpha_s: float, beta_s: float, gamma_s: float, gap_s: float, *, one_each: bool
+    window: int,
+    alpha_s: float,
+    beta_s: float,
+    gamma_s: float,
+    gap_s: float,
+    *,
+    one_each: bool,
+    compiled: bool = True,
 ) -> TokenBatchPlan:
     """The plan that a run uses on measured figures: gains under 1 % count as none.
 
@@ -114,8 +121,8 @@ def plan_for_run(
     """
     gap_s = min(gap_s, alpha_s)
     if not one_each:
-        return plan_token_batches(window, alpha_s, beta_s, gamma_s, gap_s, gain=RUN_GAIN)
-    best = plan_token_batches(window, alpha_s, beta_s, gamma_s, gap_s)
+        return plan_token_batches(window, alpha_s, beta_s, gamma_s, gap_s, gain=RUN_GAIN, compiled=compiled)
+    best = plan_token_batches(window, alpha_s, beta_s, gamma_s, gap_s, compiled=compiled)
     single = plan_of((1,) * best.window, alpha_s, beta_s, gamma_s, gap_s)
     return single if single.total_s <= best.total_s * (1 + RUN_GAIN) else best
 
