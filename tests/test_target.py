@@ -351,6 +351,18 @@ def test_logits_are_those_of_transformers(tmp_path: Path, spec: TinySpec) -> Non
     np.testing.assert_allclose(in_pieces(target, ids, constant(50)), wanted, atol=5e-4, rtol=0)
 
 
+def test_rotary_frequencies_are_divided_as_the_file_says(tiny_file: Path, tmp_path: Path) -> None:
+    linear = (("llama.rope.scaling.type", "linear"), ("llama.rope.scaling.factor", 4.0))
+    specs = (TinySpec(extra=linear), TinySpec(rope_divisors=(4.0,) * 8), TinySpec(rope_divisors=(4.0,) * 7 + (5.0,)))
+    ids = list(range(100))
+    scaled, divided, other = (
+        alone(load_target(write_tiny(tmp_path / f"{i}.gguf", spec), device="cpu"), ids) for i, spec in enumerate(specs)
+    )
+    plain = alone(load_target(tiny_file, device="cpu"), ids)
+    np.testing.assert_allclose(scaled, divided, atol=1e-3)
+    assert np.abs(scaled - plain).max() > 0.1 and np.abs(other - divided).max() > 1e-3
+
+
 @pytest.mark.model
 @pytest.mark.slow
 def test_demo_logits_are_those_of_transformers(demo_pair: tuple[Path, Path]) -> None:

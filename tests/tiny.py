@@ -44,6 +44,7 @@ class TinySpec:
     kv_heads: int = 2
     feed_forward: int = 128
     tied: bool = False  # without an output layer of its own
+    rope_divisors: tuple[float, ...] = ()  # one for each pair of a head; none: no such tensor
     noise: float = 0.0  # relative to each matrix's spread; 0.02: the same arg-max 5 times in 6, 0.1: 2 in 5
     swap: tuple[int, int] | None = None  # two ids that exchange their texts
     add_bos: bool = False
@@ -135,6 +136,8 @@ def tensors(spec: TinySpec) -> dict[str, np.ndarray]:
         matrix("output.weight", spec.n_vocab, hidden, gain=4.0)
         if spec.n_real is not None:
             made["output.weight"][spec.n_real :] = 0  # padding never wins, as in real checkpoints
+    if spec.rope_divisors:
+        made["rope_freqs.weight"] = np.array(spec.rope_divisors, np.float32)
     return made
 
 

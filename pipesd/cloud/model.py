@@ -132,8 +132,9 @@ class _Layer:
 class Decoder:
     """Weights on one device in one precision; no state.
 
-    `weight(name)` is asked once for each tensor under its GGUF name; `linear` makes the form in which matrices are
-    kept; `rope_divisors`, (head_size / 2,), divide the rotary frequencies where the checkpoint has any.
+    `weight(name)` is asked once for each tensor under its GGUF name and gives float32 on the CPU; `linear` makes the
+    form in which matrices are kept, on `device` in `dtype`; `rope_divisors`, (head_size / 2,), divide the rotary
+    frequencies where the checkpoint has any.
     """
 
     def __init__(
@@ -141,15 +142,22 @@ class Decoder:
         shape: LlamaShape,
         weight: Callable[[str], Tensor],
         linear: Callable[[Tensor], Linear],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
         rope_divisors: Tensor | None = None,
     ) -> None:
         self.shape = shape
-        self.embedding = weight("token_embd.weight")
-        self.layers = [self._layer(f"blk.{i}.", weight, linear) for i in range(shape.layers)]
-        self.norm = weight("output_norm.weight")
-        self.head = linear(self.embedding if shape.tied else weight("output.weight"))
-        self.rotation = _rotation(shape, rope_divisors).to(self.embedding.device)
-        self._floor = torch.tensor((shape.hidden * shape.norm_eps) ** 0.5, device=self.embedding.device)
+        self.embedding = weight("token_embd.weight").to(device, dtype)
+
+        def place(matrix: Tensor) -> Linear:
+            return linear(matrix.to(device, dtype))
+
+        self.layers = [self._layer(f"blk.{i}.", weight, place) for i in range(shape.layers)]
+        self.norm = weight("output_norm.weight").to(device, dtype)
+        self.head = linear(self.embedding) if shape.tied else place(weight("output.weight"))
+        self.rotation = _rotation(shape, rope_divisors).to(device)
+        self._floor = torch.tensor((shape.hidden * shape.norm_eps) ** 0.5, device=device)
 
     def _layer(self, prefix: str, weight: Callable[[str], Tensor], linear: Callable[[Tensor], Linear]) -> _Layer:
         s = self.shape

@@ -76,14 +76,14 @@ class TorchTarget:
 
     def forward(self, batch: Batch) -> list[np.ndarray]:
         """Appends each entry's ids at its slot's end; float32 logits (rows, width) of its last `rows` positions."""
-        return [part.cpu().numpy() for part in self._run(batch, lambda logits: logits)]
+        return [part.numpy() for part in self._run(batch, lambda logits: logits)]
 
     def greedy(self, batch: Batch) -> list[tuple[int, ...]]:
         """The same pass; the arg-max ids of those rows, the lowest on a tie, -1 where the maximum is not finite."""
         return [tuple(part.tolist()) for part in self._run(batch, _arg_max)]
 
     def _run(self, batch: Batch, reduce: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """The rows of `reduce(logits)` for each entry of the batch."""
+        """The rows of `reduce(logits)` for each entry of the batch, on the CPU."""
         began = time.perf_counter()
         found: list[list[Tensor]] = [[] for _ in batch]
         with torch.inference_mode(), _torch_threads(self._threads):
@@ -95,7 +95,7 @@ class TorchTarget:
                 reduced = reduce(rows)
                 for (entry, _, _, _), piece in zip(part, reduced.split([rows for _, _, _, rows in part]), strict=True):
                     found[entry].append(piece)
-            results = [torch.cat(pieces) if pieces else nothing for pieces in found]
+            results = [torch.cat(pieces).cpu() if pieces else nothing for pieces in found]
         self._longest_s = max(self._longest_s, time.perf_counter() - began)
         return results
 
@@ -249,7 +249,7 @@ def _load(
         done += checkpoint.tensor_bytes(name)
         if progress is not None:
             progress(done, checkpoint.size_bytes)
-        return values.to(device=device, dtype=dtype)
+        return values
 
     shape = checkpoint.shape
     linear: Callable[[Tensor], Linear] = PlainLinear
@@ -262,7 +262,8 @@ def _load(
                 f"oneDNN's packed linear layers do not work here (torch {torch.__version__}, "
                 f"{str(dtype).removeprefix('torch.')}); passes are slower, not less exact"
             )
-    decoder = Decoder(shape, weight, linear, checkpoint.weight("rope_freqs.weight"))
+    divisors = checkpoint.weight("rope_freqs.weight")
+    decoder = Decoder(shape, weight, linear, device=device, dtype=dtype, rope_divisors=divisors)
     if device.type == "cpu":
         huge_pages.gather(matrix.memory for matrix in decoder.matrices())
     return decoder
