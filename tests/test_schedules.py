@@ -11,7 +11,7 @@ from typing import Any
 from pipesd.cloud.admission import Identity, open_refusal
 from pipesd.core import Mode, ModelInfo, Vocabulary
 from pipesd.protocol.edge_machine import Action, Done, EdgeMachine, Fail, Request, Send
-from pipesd.protocol.messages import MAJOR, Draft, ErrorCode, Open, Resend
+from pipesd.protocol.messages import MAJOR, Counters, Draft, Error, ErrorCode, Open, Opened, Resend, Verdict
 from pipesd.protocol.vocabulary import vocabulary_hash
 from tests.explore import Setup, World
 from tests.wander import complete
@@ -79,6 +79,21 @@ def test_a_verdict_is_lost_and_the_next_one_arrives() -> None:
     world = World(LISTENER).play("up; down; pass; cut; settle; up; pass; down")
     assert [message.again for message in world.edges[0].link.up if isinstance(message, Draft)] == [True]
     complete(world)
+
+
+def test_what_is_verified_again_elsewhere_counts_once() -> None:
+    """A verdict is lost, the counters of the next one include it, then the worker is gone."""
+    edge = EdgeMachine(1, 8)
+    edge.generate(0, [1, 2, 3], Request(20, frozenset(), Mode.NAV, 0, b"", b"", MAJOR), drafts=True)
+    edge.receive(Opened(1, 1, 20, 32, 64, 1))
+    for token in (5, 6):
+        edge.drafted(token)
+    edge.ask()
+    edge.receive(Verdict(1, 1, 0, 6, (9,), counters=Counters(2, 2, 0, 0)))
+    edge.receive(Error(1, 1, ErrorCode.UNKNOWN, ""))
+    edge.receive(Verdict(1, 2, 0, 3, (5, 6, 7), counters=Counters(1, 2, 0, 0)))
+    edge.cancel()
+    assert edge.tally.drafted == edge.tally.verified == edge.tally.accepted == 2
 
 
 def test_an_edge_that_only_listens_gets_a_new_connection() -> None:

@@ -371,14 +371,14 @@ class EdgeMachine:
     def _verdict(self, message: Verdict) -> list[Action]:
         self._run()
         self.more = message.more
-        if message.counters is not None:
-            self._counted = Counters(*map(max, self._counted, message.counters))
         if message.pos > len(self.committed):
             if self._hole:
                 return []
             self._hole = True
             return [self._repeat(len(self.committed), again=True)]
         self._hole = False
+        if message.counters is not None:  # those behind a hole count what may be verified once more elsewhere
+            self._counted = Counters(*map(max, self._counted, message.counters))
         return self._commit(message.pos, message.ids)
 
     def _commit(self, pos: int, ids: Sequence[int]) -> list[Action]:

@@ -123,7 +123,8 @@ def _received(g: _Generation, event: Event) -> Iterator[str]:
     g.counts["bytes_down"] += event["bytes"]
     if event["kind"] == "Opened":
         g.limit = min(g.limit, event["limit"])
-    if event["kind"] == "Verdict" and event["opening"] == g.openings + g.start["opening"] and event["counters"]:
+    own = event["kind"] == "Verdict" and event["opening"] == g.openings + g.start["opening"]
+    if own and event["counters"] and event["pos"] <= g.known:
         g.told = [max(a, b) for a, b in zip(g.told, event["counters"], strict=True)]
     yield from ()
 
