@@ -234,6 +234,17 @@ class Program:
         return self.process.returncode, err
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
+def test_an_address_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    command = [sys.executable, str(script), LOCAL.bind, "1", "0"]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=variables, timeout=60)
+    assert done.stderr == "error: the output cannot be written: No space left on device; write it elsewhere\n"
+
+
 def runs(pid: int) -> bool:
     """Whether a process is there and no zombie."""
     try:

@@ -19,6 +19,7 @@ from pipesd.cloud.launch import WorkerBody, WorkerProcess, WorkerThread
 from pipesd.cloud.worker import Target, run_worker
 from pipesd.config import CloudConfig
 from pipesd.errors import Cancelled, PipeSDError, UsageError
+from pipesd.streams import show
 from pipesd.transport import Context, FrontSocket, front_socket, is_loopback, parse_address
 
 MOST_FILES = 1 << 16  # one a connection
@@ -146,7 +147,7 @@ class CloudServer:
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)
+    show(line + "\n")
 
 
 def load_target(config: CloudConfig) -> Target:
