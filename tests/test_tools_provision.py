@@ -49,6 +49,8 @@ def test_the_tested_versions_are_installed() -> None:
     torch = environment.tested_version("torch")
     assert environment.pinned("torch >=2.6,<3") == f"torch=={torch}"
     assert environment.pinned("numpy >=1.26") == "numpy >=1.26"
+    condition = '; platform_machine in "x86_64"'
+    assert environment.pinned(f"numba >=0.59{condition}") == f"numba=={environment.tested_version('numba')}{condition}"
 
 
 def test_an_environment_that_does_not_start_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ CUDA_BUILD_MB = 2500
 # Roughly what pip fetches for a requirement and for what it alone brings along; others are below a megabyte or two.
 DOWNLOAD_MB = {
     TORCH: 200, "numpy": 18, "transformers": 25, "scikit-learn": 50, "mypy": 14, "ruff": 12, "fastapi": 4, "gguf": 3,
+    "numba": 64,
 }  # fmt: skip
 # What pip's warnings say where a network, a name server or a proxy is missing.
 _UNREACHED = (
@@ -113,9 +114,9 @@ def tested_version(name: str) -> str:
 
 
 def pinned(requirement: str) -> str:
-    """The requirement, narrowed to the tested version if there is one."""
-    name = name_of(requirement)
-    return f"{name}=={_tested()[name]}" if name in _tested() else requirement
+    """The requirement, narrowed to the tested version if there is one; its condition stays."""
+    name, (_, semicolon, condition) = name_of(requirement), requirement.partition(";")
+    return f"{name}=={_tested()[name]}{semicolon}{condition}" if name in _tested() else requirement
 
 
 def _tested() -> dict[str, str]:
