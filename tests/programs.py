@@ -129,13 +129,22 @@ class Program:
         return Ran(code, out, err, time.monotonic() - self._begun_s, self.out)
 
     def _all_gone(self) -> bool:
+        """Whether nothing of its process group runs; what has ended and waits for init to take note does not count."""
         try:
             os.killpg(self.process.pid, 0)
         except ProcessLookupError:
             return True
         except PermissionError:
-            return False  # macOS, for a process that is not yet reaped
-        return False
+            return False  # macOS says so of what has ended and was not taken note of
+        states = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+            except OSError:
+                continue  # it has ended just now
+            if int(group) == self.process.pid:
+                states.append(state)
+        return bool(states) and set(states) == {"Z"}
 
     def __enter__(self) -> Self:
         return self

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import array
 import fcntl
 import os
 import signal
 import socket
 import subprocess
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +17,13 @@ from typing import Any
 
 import pytest
 
+from pipesd.config import EdgeConfig
+from pipesd.edge.session import EdgeSession
+from pipesd.errors import Unreachable
+from pipesd.sim.texts import KeyedText
 from pipesd.transport import Context, front_socket
-from tests.clouds import NOWHERE, PATIENT_S, Serving, serving, wait_until
-from tests.programs import ENDS_S, Models, Program, Ran, edge, make_models
+from tests.clouds import NOWHERE, PATIENT_S, InThread, serving, wait_until
+from tests.programs import ENDS_S, Models, Program, Ran, make_models
 from tests.scripted_cloud import BEFORE, LAW
 from tests.test_programs import one_object
 
@@ -64,18 +70,23 @@ def test_while_the_prompt_is_read(models: Models, number: signal.Signals) -> Non
         interrupted(program.end(ENDS_S, since_s=program.send(number)))
 
 
-def test_while_a_native_call_loads_the_model(models: Models, number: signal.Signals) -> None:
+STUCK = BUSY + "import os, pipesd.edge.drafter as d; d.Drafter = lambda *a, **b: (os.write(2, b'stuck'), busy()); "
+
+
+def test_while_a_native_call_loads_the_model(models: Models) -> None:
     """Python cannot act on the signal."""
-    stuck = BUSY + "import os, pipesd.edge.drafter as d; d.Drafter = lambda *a, **b: (os.write(2, b'stuck'), busy()); "
-    with generating(models, "--prompt", "x", "--cloud", NOWHERE, before=stuck) as program:
+    with generating(models, "--prompt", "x", "--cloud", NOWHERE, before=STUCK) as program:
         program.says("stuck", on="err")
-        interrupted(program.end(ENDS_S, since_s=program.send(number)))
-    with generating(models, "--prompt", "x", "--cloud", NOWHERE, before=stuck) as program:
+        interrupted(program.end(ENDS_S, since_s=program.send(signal.SIGINT)))
+
+
+def test_a_second_signal_does_not_wait_even_for_a_native_call(models: Models, number: signal.Signals) -> None:
+    with generating(models, "--prompt", "x", "--cloud", NOWHERE, before=STUCK) as program:
         program.says("stuck", on="err")
-        begun_s = program.send(number)
-        time.sleep(0.2)
+        begun_s = program.send(signal.SIGINT)
+        time.sleep(0.1)
         program.send(number)
-        ran = program.end(1.0, since_s=begun_s)  # the second one ends it at once
+        ran = program.end(1.0, since_s=begun_s)
     assert ran.code == 130
 
 
@@ -90,7 +101,7 @@ def test_while_a_child_tries_the_model(models: Models, number: signal.Signals) -
         interrupted(program.end(ENDS_S, since_s=program.send(number)))
 
 
-@pytest.mark.parametrize("peer", ["nobody", "silence"])
+@pytest.mark.parametrize(("peer", "number"), [("nobody", signal.SIGTERM), ("silence", signal.SIGINT)])
 def test_without_a_peer(models: Models, number: signal.Signals, peer: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = NOWHERE if peer == "nobody" else f"tcp://127.0.0.1:{silent.getsockname()[1]}"
@@ -100,65 +111,52 @@ def test_without_a_peer(models: Models, number: signal.Signals, peer: str) -> No
             interrupted(program.end(ENDS_S, since_s=program.send(number)))
 
 
-def sessions_end(served: Serving) -> None:
-    """The cloud has heard CLOSE."""
-    assert served.server._front is not None
-    front = served.server._front
-    wait_until(lambda: front.sessions == 0, "the cloud to forget the session")
-
-
-@pytest.mark.parametrize("strategy", ["vanilla", "cloud"])
-@pytest.mark.parametrize("busy", ["prefill", "round"])
+@pytest.mark.parametrize(
+    ("busy", "strategy", "number"),
+    [
+        ("prefill", "vanilla", signal.SIGINT),
+        ("prefill", "cloud", signal.SIGTERM),
+        ("round", "vanilla", signal.SIGTERM),
+        ("round", "cloud", signal.SIGINT),
+    ],
+)
 def test_while_the_cloud_computes(models: Models, number: signal.Signals, strategy: str, busy: str) -> None:
     pace = {"token_s": 0.005} if busy == "prefill" else {"pass_s": SLOW_S}
     with serving(LAW, target={"vocabulary": models.vocabulary, **pace}) as served:
         front = served.server._front
         assert front is not None
-        prompt = "x" * (1000 if busy == "prefill" else 10)
-        more = ["--prompt", prompt, "--cloud", served.address, "--strategy", strategy, "--max-tokens", 900]
-        with generating(models, *more, "--context", 1024) as program:
+        more = ["--prompt", "x" * (1000 if busy == "prefill" else 10), "--cloud", served.address]
+        with generating(models, *more, "--strategy", strategy, "--max-tokens", 900) as program:
             wait_until(lambda: front.sessions == 1, "a session")
             if busy == "round":
                 wait_until(lambda: served.passes > 20, "a text")
             sent_s = program.send(number)
             result = interrupted(program.end(ENDS_S, since_s=sent_s))
-            sessions_end(served)
+            wait_until(lambda: front.sessions == 0, "the cloud to forget the session, having heard CLOSE")
     assert (len(result["token_ids"]) > 3) == (busy == "round")
     assert result["stats"]["tokens"] == len(result["token_ids"])
 
 
-def test_while_nobody_takes_the_output(models: Models, number: signal.Signals) -> None:
-    if not hasattr(fcntl, "F_SETPIPE_SZ"):
-        pytest.skip("the size of a pipe cannot be set here")
-    with serving(LAW, target={"vocabulary": models.vocabulary, "context": 9000}) as served:
-        front = served.server._front
-        assert front is not None
-        program = [
-            *Program.command("edge"),
-            "generate",
-            *models.options,
-            "--cloud",
-            served.address,
-            "--strategy",
-            "cloud",
-        ]
+@pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="the size of a pipe cannot be set here")
+def test_while_nobody_takes_the_output(models: Models) -> None:
+    wide = KeyedText(alphabet=[models.vocabulary.pieces.index("🙂".encode())])
+    with serving(wide, target={"vocabulary": models.vocabulary, "context": 4000}) as served:
+        command = [*Program.command("edge"), "generate", *models.options, "--cloud", served.address]
+        command += ["--strategy", "cloud", "--prompt", "x", "--max-tokens", "3000"]
         reader, writer = os.pipe()
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
-        process = subprocess.Popen(
-            [*program, "--prompt", "x", "--max-tokens", "8000"], stdout=writer, env=Program.environment()
-        )
+        process = subprocess.Popen(command, stdout=writer, stderr=subprocess.DEVNULL, env=Program.environment())
         os.close(writer)
         try:
-            passes = [-1]
+            held = array.array("i", [0])
 
-            def stands_still() -> bool:
-                time.sleep(0.3)
-                passes.append(served.passes)
-                return passes[-1] == passes[-2] > 4000
+            def full() -> bool:
+                fcntl.ioctl(reader, termios.FIONREAD, held)
+                return held[0] > 4000
 
-            wait_until(stands_still, "a full pipe")
+            wait_until(full, "a full pipe")
             begun_s = time.monotonic()
-            process.send_signal(number)
+            process.send_signal(signal.SIGINT)
             assert process.wait(PATIENT_S) == 130 and time.monotonic() - begun_s < ENDS_S
         finally:
             process.kill()
@@ -207,41 +205,39 @@ def test_cloud_when_idle_and_its_port_is_free_at_once(models: Models, number: si
     assert ran.out == f"pipesd-cloud: serving at {address}\n"
 
 
-def test_cloud_lets_a_generation_end_when_it_is_terminated(models: Models) -> None:
-    with cloud(models, SCRIPTED_PASS_S=str(SLOW_S)) as program:
-        with Program(
-            "edge", "generate", *models.options, "--cloud", address_of(program), "--prompt", "x", "--max-tokens", "40"
-        ) as other:
-            wait_until(lambda: len(other.out) > 3, "a text")
+@contextmanager
+def in_a_round(models: Models, address: str, events: Path, *more: object) -> Iterator[Program]:
+    """An edge that has some text and wants more."""
+    arguments = [*models.options, "--cloud", address, "--prompt", "x", "--quiet", "--events", events, *more]
+    with Program("edge", "generate", *arguments) as program:
+        wait_until(lambda: events.exists() and events.read_text().count('"committed"') > 3, "a text")
+        yield program
+
+
+def test_cloud_lets_a_generation_end_when_it_is_terminated(models: Models, tmp_path: Path) -> None:
+    with cloud(models, "--drain-s", 20, SCRIPTED_PASS_S=str(SLOW_S)) as program:
+        address = address_of(program)
+        config = EdgeConfig(draft=str(models.draft), cloud=address, patience_s=0.5, strategy="cloud")
+        with EdgeSession(config) as late, in_a_round(models, address, tmp_path / "events", "--max-tokens", 60) as early:
             program.send(signal.SIGTERM)
-            late = edge(
-                "generate",
-                *models.options,
-                "--cloud",
-                program.out.decode().split()[-1],
-                "--prompt",
-                "x",
-                "--patience-s",
-                0.5,
-            )
-            assert (other.end().code, len(other.out)) == (0, 41)
+            with pytest.raises(Unreachable, match="shutting down"):
+                list(late.generate("y"))
+            assert early.process.poll() is None, "the generation has ended too early for this test"
+            ran = early.end()
+            assert (ran.code, len(ran.raw)) == (0, 61)
         assert program.end().code == 0
-    assert late.code == 3 and "shutting down" in late.err
 
 
 @pytest.mark.parametrize(
-    "signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]]
+    "signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]], ids=str
 )
-def test_cloud_ends_at_once_in_a_round(models: Models, signals: list[signal.Signals]) -> None:
+def test_cloud_ends_at_once_in_a_round(models: Models, signals: list[signal.Signals], tmp_path: Path) -> None:
+    more = ["--patience-s", 0.5, "--json", "--max-tokens", 900]
     with cloud(models, SCRIPTED_PASS_S=str(SLOW_S)) as program:
-        arguments = [*models.options, "--cloud", address_of(program), "--prompt", "x", "--max-tokens", "900"]
-        with Program(
-            "edge", "generate", *arguments, "--patience-s", "0.5", "--json", "--quiet", "--context", 1024
-        ) as other:
-            time.sleep(1.0)
+        with in_a_round(models, address_of(program), tmp_path / "events", *more) as other:
             for each in signals:
                 sent_s = program.send(each)
-                time.sleep(0.1)
+                time.sleep(0.05)
             ran = program.end(ENDS_S, since_s=sent_s)
             lost = other.end()
     assert ran.code == (130 if signal.SIGINT in signals else 0)
@@ -250,8 +246,11 @@ def test_cloud_ends_at_once_in_a_round(models: Models, signals: list[signal.Sign
 
 def test_cloud_ends_at_once_in_a_pass_that_lasts(models: Models) -> None:
     with cloud(models, SCRIPTED_PASS_S="30") as program:
-        with generating(models, "--cloud", address_of(program), "--prompt", "x", "--quiet") as other:
-            time.sleep(1.0)
+        config = EdgeConfig(draft=str(models.draft), cloud=address_of(program), patience_s=0.5, strategy="cloud")
+        with EdgeSession(config) as session:
+            result = InThread(lambda: list(session.generate("x")))
+            time.sleep(0.3)
             ran = program.end(ENDS_S, since_s=program.send(signal.SIGINT))
-            interrupted(other.end(ENDS_S, since_s=other.send(signal.SIGINT)))
+            with pytest.raises(Unreachable):
+                result.result()
     assert ran.code == 130
