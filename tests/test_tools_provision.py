@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 import sys
@@ -21,6 +22,8 @@ def test_what_is_installed_is_asked_of_the_environment_itself(tmp_path: Path) ->
     here = Environment(Path(sys.prefix))
     assert here.starts()
     assert here.missing(["pytest >=1", "PyZMQ", "no-such_thing[extra] >=2"]) == ["no-such_thing[extra] >=2"]
+    here_only = f'no-such-thing; platform_machine == "{platform.machine()}"'
+    assert here.missing([here_only, 'no-other-thing; platform_machine == "elsewhere"']) == [here_only]
     assert not Environment(tmp_path).starts()
 
 

@@ -36,6 +36,17 @@ _UNREACHED = (
     "NewConnectionError", "NameResolutionError", "ConnectTimeoutError", "ReadTimeoutError", "ProxyError",
     "Temporary failure in name resolution", "Network is unreachable",
 )  # fmt: skip
+# Run in the environment: the arguments that are not installed, without those whose condition does not hold there.
+_MISSING = """
+import importlib.metadata, json, sys
+from pip._vendor.packaging.requirements import Requirement
+from pip._vendor.packaging.utils import canonicalize_name
+have = {canonicalize_name(d.metadata["Name"]) for d in importlib.metadata.distributions()
+        if d.metadata["Name"] and d.read_text("RECORD")}
+needed = [(text, Requirement(text)) for text in sys.argv[1:]]
+print(json.dumps([text for text, each in needed
+                  if canonicalize_name(each.name) not in have and (each.marker is None or each.marker.evaluate())]))
+"""
 _CHECKOUT = "pipesd-checkout.json"
 
 
@@ -63,16 +74,10 @@ class Environment:
             return False
 
     def missing(self, requirements: Iterable[str]) -> list[str]:
-        """Those of the requirements that are not installed here, whatever their version."""
-        code = (
-            "import importlib.metadata, json, sys\n"
-            "have = {d.metadata['Name'].lower().replace('_', '-') for d in importlib.metadata.distributions()\n"
-            "        if d.metadata['Name'] and d.read_text('RECORD')}\n"
-            "print(json.dumps([n for n in sys.argv[1:] if n not in have]))"
-        )
-        wanted = {name_of(requirement): requirement for requirement in requirements}
-        answer = self._ask(code, *wanted)
-        return list(wanted.values()) if answer is None else [wanted[name] for name in json.loads(answer)]
+        """Those of the requirements that hold for this machine and are not installed here, whatever their version."""
+        wanted = list(requirements)
+        answer = self._ask(_MISSING, *wanted)
+        return wanted if answer is None else list(json.loads(answer))
 
     def _ask(self, code: str, *arguments: str) -> str | None:
         """What a line of Python prints in this environment, None if it fails."""
