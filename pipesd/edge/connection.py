@@ -61,7 +61,8 @@ class Connection:
         self._probes = count(1)
         self._probed_s: dict[int, float] = {}
         self.address = self._socket.address
-        self.rtt_s = 0.0  # of the last probe that was answered
+        self.rtt_s = 0.0  # the shortest of a probe so far
+        self.crossed = False  # a probe sent behind the last OPEN was answered: the cloud has had that OPEN, if it came
         self.bytes_up = 0
         self.bytes_down = 0
 
@@ -82,6 +83,9 @@ class Connection:
         """Give a message to the link; False: the cloud is away, nothing was sent."""
         payload = encode(message)
         sent = self._socket.send(payload)
+        if isinstance(message, Open):
+            self._probed_s.clear()
+            self.crossed = False
         if sent and not isinstance(message, APART):
             self.bytes_up += len(payload)
         self._events.record("sent", **_shown(message), bytes=len(payload) * sent)
@@ -96,8 +100,9 @@ class Connection:
         message = decode(payload)
         self._events.record("received", **_shown(message), bytes=len(payload))
         if isinstance(message, Probed) and message.token in self._probed_s:
-            self.rtt_s = self._clock.now() - self._probed_s.pop(message.token)
-            self._probed_s.clear()
+            took_s = self._clock.now() - self._probed_s.pop(message.token)
+            self.rtt_s = min(self.rtt_s or took_s, took_s)
+            self.crossed = True
         return message
 
     def probe(self, session: int) -> bool:

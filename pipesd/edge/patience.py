@@ -47,12 +47,22 @@ class Patience:
             self._step_s = self._base_s
             self._next_s = now_s + self._step_s
 
+    def rest(self, now_s: float) -> None:
+        """Nothing is awaited: silence until now does not count."""
+        self._any_s = self._own_s = now_s
+        self._next_s = now_s + self._step_s
+
     def retry(self, now_s: float, after_s: float, why: PipeSDError) -> None:
         """The cloud cannot serve just now and named a time to come again."""
         self._any_s = self._own_s = now_s
         if self._retry_since_s is None:
             self._retry_since_s = now_s
         self._retry = (now_s + max(after_s, 0.05), why)
+
+    @property
+    def put_off(self) -> bool:
+        """Whether the cloud named a time to come again that has not come."""
+        return self._retry is not None
 
     def wait_s(self, now_s: float) -> float:
         """Time until something is due."""

@@ -76,6 +76,11 @@ class Run:
             strip_space=self.answer and tokeniser.add_space_prefix,
         )
 
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The ids committed so far that lie wholly before a stop text."""
+        return tuple(self.ids[: self.stream.kept_ids]) if self.ids else ()
+
     def commit(self, ids: Sequence[int], origins: Sequence[Origin], now_s: float) -> None:
         """Take committed ids: one piece for each stretch of one origin."""
         self.meter.token(now_s, len(ids))

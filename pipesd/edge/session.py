@@ -21,7 +21,7 @@ from pipesd.edge.local import PREFILL_PIECE, generate_alone
 from pipesd.edge.models import Drafter, Tokeniser, load_models, prompt_ids
 from pipesd.edge.patience import Patience
 from pipesd.edge.run import Pieces, Run
-from pipesd.errors import DrafterFailed, UsageError
+from pipesd.errors import Cancelled, DrafterFailed, PipeSDError, UsageError
 from pipesd.metrics import EventLog, summary
 from pipesd.policy.strategy import make_strategy
 from pipesd.protocol import edge_machine as em
@@ -67,6 +67,7 @@ class EdgeSession:
         self._busy = threading.Lock()  # held from a generation's first step to its last
         self._active: Callable[[], Pieces | None] = lambda: None  # the iterator of the last generation that began
         self._cancelled = threading.Event()  # of the last generation or opening that began
+        self._next = self._cancelled  # of the last generation asked for
         self._pid = os.getpid()
 
     # -- opening and closing ------------------------------------------------------------------------------------------
@@ -122,9 +123,10 @@ class EdgeSession:
             self._connection = None
 
     def cancel(self) -> None:
-        """End the running generation, within one step of the draft model, or `open` where it waits for the cloud. From
-        any thread or signal handler; where nothing runs, nothing happens."""
+        """End the running generation, within one step of the draft model, the one asked for last before it begins, or
+        `open` where it waits for the cloud. From any thread or signal handler; else nothing happens."""
         self._cancelled.set()
+        self._next.set()
         self._wake()
 
     def _wake(self) -> None:
@@ -165,6 +167,7 @@ class EdgeSession:
         """
         self._check_usable()
         run = Run(make_config(GenerateConfig, options, {}), self._clock.now(), answer=answer)
+        self._next = run.cancelled
         return Pieces(lambda pieces: self._generate(pieces, run, prompt), run.cancelled, self._wake)
 
     def _generate(
@@ -174,12 +177,12 @@ class EdgeSession:
             raise UsageError("this session is generating already: end that first, or make a second session")
         try:
             self._active, self._cancelled = pieces, run.cancelled
-            self.stats, self.token_ids, self.text, self.finish_reason = {}, (), "", None
+            self.text = ""
             self.seed = secrets.randbits(64) if run.config.seed is None else run.config.seed
-            self.open(run.cancelled)
-            run.begin(self.tokeniser, drafts=self.strategy.drafts)
-            ids = prompt_ids(self.tokeniser, prompt, self._welcome)
             try:
+                self.open(run.cancelled)
+                run.begin(self.tokeniser, drafts=self.strategy.drafts)
+                ids = prompt_ids(self.tokeniser, prompt, self._welcome)
                 if self.strategy.uses_cloud:
                     steps = self._with_cloud(run, ids)
                 else:
@@ -187,6 +190,9 @@ class EdgeSession:
                 for piece in run.output(steps):
                     self.text += piece.text
                     yield piece
+            except PipeSDError as error:
+                run.reason = "cancelled" if isinstance(error, Cancelled) else "error"
+                raise
             finally:
                 self._end(run)
         finally:
@@ -255,7 +261,7 @@ class EdgeSession:
         own = message.session == machine.session and message.opening == machine.opening
         self._patience.heard(now_s, own=own and not isinstance(message, Error))
         if isinstance(message, Probed):
-            if message.status is ProbeStatus.UNKNOWN_SESSION and machine.state is em.State.RUN:
+            if message.status is ProbeStatus.UNKNOWN_SESSION and self._line.crossed and not self._patience.put_off:
                 self._perform(run, machine.reopen())
             return
         if own and isinstance(message, Opened | Verdict):
@@ -265,14 +271,18 @@ class EdgeSession:
         self._perform(run, machine.receive(message))
 
     def _ask_again(self, run: Run) -> None:
-        """What is due: a try that the cloud put off, or a deadline."""
-        now_s = self._clock.now()
+        """What is due: a try that the cloud put off, or a deadline. An OPEN that may still be crossing is not sent again:
+        on a thin link a second copy would only delay the first, whose answer would then be of a former opening."""
+        machine, now_s = self._machine, self._clock.now()
         if self._patience.retry_due(now_s):
-            self._perform(run, self._machine.reopen())
+            self._perform(run, machine.reopen())
+        elif machine.state is em.State.RUN and machine.nav is None and not machine.more:
+            self._patience.rest(now_s)
         elif self._patience.due(now_s):
             self._events.record("deadline")
-            self._line.probe(self._machine.session)
-            self._perform(run, self._machine.deadline())
+            if machine.state is em.State.RUN or self._line.crossed:
+                self._perform(run, machine.deadline())
+            self._line.probe(machine.session)
 
     def _draft(self, run: Run) -> None:
         """One piece of the prompt, or one draft token, and what the trigger makes of it."""
@@ -337,7 +347,7 @@ class EdgeSession:
         return self._connection
 
     def _end(self, run: Run) -> None:
-        self.token_ids = tuple(run.ids[: run.stream.kept_ids])
+        self.token_ids = run.kept
         self.finish_reason = run.reason or "cancelled"
         self.stats = summary(run.tally, run.meter)
         self._events.record("end", finish_reason=self.finish_reason, stats=self.stats)
