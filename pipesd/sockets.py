@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from dataclasses import dataclass
+from os import getpid
+from threading import get_ident
 from typing import Self, cast
 
 import zmq
@@ -14,6 +14,9 @@ from pipesd.errors import PipeSDError
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 
+NOBODY = -1  # no thread has this identity
+NOBLOCK = int(zmq.NOBLOCK)
+SNDMORE = int(zmq.SNDMORE)
 REFUSED_PARTS_A_STEP = 1000  # parts of a refused message read away before the caller gets its turn again
 
 
@@ -52,8 +55,9 @@ class OwnedSocket:
 
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
-        self._pid = os.getpid()
-        self._thread = threading.get_ident()
+        self._pid = getpid()
+        self._thread = get_ident()
+        self._routed = socket.type == zmq.ROUTER  # its messages begin with a routing id, put there by libzmq
         self.refused = 0  # messages with a wrong number of parts
         self._rest_to_refuse = False  # such a message is being read away
 
@@ -69,14 +73,15 @@ class OwnedSocket:
     def adopt(self) -> None:
         """Makes the calling thread the owner. The previous owner must be done with the socket for good."""
         self._check_process()
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
 
     def close(self) -> None:
         """Closes; what was sent has the linger time to leave. Closing twice, or in a forked child, does nothing."""
-        if self._socket.closed or self._pid != os.getpid():
+        if self._socket.closed or self._pid != getpid():
             return
         self._check_owner()
         self._socket.close()
+        self._thread = NOBODY
 
     def __enter__(self) -> Self:
         return self
@@ -85,38 +90,38 @@ class OwnedSocket:
         self.close()
 
     def _check_process(self) -> None:
-        if self._pid != os.getpid():
+        if self._pid != getpid():
             raise PipeSDError(
                 "this connection was made before the process forked and cannot be used in the child; "
                 "connect again there, or start processes by 'spawn'"
             )
 
     def _check_owner(self) -> None:
-        if self._thread != threading.get_ident() or self._pid != os.getpid():
+        if self._thread != get_ident() or self._pid != getpid():
             self._check_process()
+            if self._socket.closed:
+                raise PipeSDError("this connection is closed; make a new one")
             raise PipeSDError("this connection belongs to another thread; use it from the thread that made it")
-        if self._socket.closed:
-            raise PipeSDError("this connection is closed; make a new one")
 
-    def _take_message(self, parts: int) -> list[bytes] | None:
-        """The next message if it has exactly `parts` parts; None if it is refused, or while one is being read away."""
+    def _take(self, flags: int = NOBLOCK) -> tuple[bytes, bytes] | None:
+        """(routing id, payload) of the next message, the former empty unless this is a ROUTER. None if there is none
+        (with `flags` 0: within RCVTIMEO), if it has more parts and is refused, or while one is being read away."""
         socket = self._socket
-        if not self._rest_to_refuse:
-            message = []
-            for _ in range(parts):
-                message.append(socket.recv(zmq.NOBLOCK))
-                more = socket.get(zmq.RCVMORE)
-                if not more:
-                    break
-            if len(message) == parts and not more:
-                return message
-            self.refused += 1
-            self._rest_to_refuse = bool(more)
-        for _ in range(REFUSED_PARTS_A_STEP):
+        try:
             if not self._rest_to_refuse:
-                break
-            socket.recv(zmq.NOBLOCK, copy=False)
-            self._rest_to_refuse = bool(socket.get(zmq.RCVMORE))
+                first = socket.recv(flags)
+                routing_id, payload = (first, socket.recv(NOBLOCK)) if self._routed else (b"", first)
+                if not socket.get(zmq.RCVMORE):
+                    return routing_id, payload
+                self.refused += 1
+                self._rest_to_refuse = True
+            for _ in range(REFUSED_PARTS_A_STEP):
+                socket.recv(NOBLOCK, copy=False)
+                if not socket.get(zmq.RCVMORE):
+                    self._rest_to_refuse = False
+                    break
+        except zmq.Again:
+            pass
         return None
 
 

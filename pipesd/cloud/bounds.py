@@ -37,6 +37,7 @@ class FrontCounters:
 
     taken: int = 0  # messages from outside
     malformed: int = 0
+    wrong_parts: int = 0  # messages refused for the number of their parts
     unknown: int = 0  # of sessions that no worker holds
     late: int = 0  # of an earlier opening, dropped
     refused_opens: int = 0

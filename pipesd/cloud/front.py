@@ -22,8 +22,11 @@ dies is in `supervisor`; its sessions are told ERROR unknown, whereupon their ed
 
 from __future__ import annotations
 
+import math
 import socket as net
 from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
 
 import zmq
 
@@ -38,7 +41,7 @@ from pipesd.protocol.wire import ErrorCode, Message, ProbeStatus, WireError
 from pipesd.transport import Delivery, FrontSocket
 
 PROBE_REPLY_BYTES = 1 << 16
-MESSAGES_A_TURN = 64  # taken from one socket before the others get their turn
+LOOK_S = 0.25  # how often the front looks after its workers and tables
 FAREWELL = wire.encode(wire.Close(0, 0))
 
 
@@ -68,7 +71,10 @@ class Front:
         self._identity: Identity | None = None
         self._announced = False
         self._poller = zmq.Poller()
+        self._sources: dict[Any, Callable[[], None]] = {}
         self._polled_change = -1
+        self._look_at_s = 0.0
+        self._poll_ms = 0
         self._stop_asked = 0  # 1: drain, 2: at once
         self._drain_until_s: float | None = None
         self._complain = Complaints(log, clock, limits.complaint_s).write
@@ -83,9 +89,8 @@ class Front:
         try:
             while not self._finished():
                 self._watch_workers()
-                self._wait()
-                self._hear_edges()
-                self._hear_workers()
+                for hear in self._wait():
+                    hear()
         finally:
             self._close()
 
@@ -125,42 +130,63 @@ class Front:
         return not self._routes.running(now_s, self.limits.quiet_s)
 
     def _watch_workers(self) -> None:
+        """Start, bury and forget what is due; between two looks only a worker's end makes a third."""
         now_s = self._clock.now()
+        if now_s < self._look_at_s:
+            return
         for worker in self._workers.check(now_s):
             for route in self._routes.forget_worker(worker.number):
-                self._answer(route.routing_id, _unknown(route))
+                self._send(route.routing_id, route.session, _unknown(route.session, route.opening))
         for route in self._routes.forget_idle(now_s):
             self._workers.workers[route.worker].tell(wire.encode(wire.Close(route.session, route.opening)), now_s)
         if self._workers.changes != self._polled_change:
             self._poll_anew()
+        wait_s = min(LOOK_S, self._workers.due_in_s(now_s))
+        self._look_at_s = now_s + wait_s
+        self._poll_ms = math.ceil(wait_s * 1000)
 
     def _poll_anew(self) -> None:
-        self._poller = zmq.Poller()
-        self._poller.register(self._public.zmq_socket, zmq.POLLIN)
-        self._poller.register(self._wake_reader, zmq.POLLIN)
+        """What is polled, and what to do when it has something."""
+        self._sources = {self._public.zmq_socket: self._hear_edge, self._wake_reader.fileno(): self._wake_up}
         for worker in self._workers:
             if worker.running is not None:
-                self._poller.register(worker.running.pair.zmq_socket, zmq.POLLIN)
-                self._poller.register(worker.running.sentinel, zmq.POLLIN)
+                self._sources[worker.running.pair.zmq_socket] = partial(self._hear_worker, worker)
+                self._sources[worker.running.sentinel] = self._look_soon
+        self._poller = zmq.Poller()
+        for source in self._sources:
+            self._poller.register(source, zmq.POLLIN)
         self._polled_change = self._workers.changes
 
-    def _wait(self) -> None:
-        longest_s = 0.05 if self._stop_asked else 1.0
-        wait_s = min(longest_s, self._workers.due_in_s(self._clock.now()))
-        ready = self._poller.poll(int(wait_s * 1000) + 1)
-        if self._wake_reader.fileno() in dict(ready):
-            self._wake_reader.recv(4096)
+    def _wait(self) -> list[Callable[[], None]]:
+        """What has come in meanwhile, as calls that take one message each: nobody gets ahead of the others."""
+        return [self._sources[source] for source, _ in self._poller.poll(self._poll_ms)]
 
-    def _hear_edges(self) -> None:
-        for _ in range(MESSAGES_A_TURN):
-            refused = self._public.refused
-            taken = self._public.receive()
-            if taken is None:
-                if self._public.refused > refused:
-                    self._complain("parts", "a message with a wrong number of parts was refused")
-                return
+    def _wake_up(self) -> None:
+        self._wake_reader.recv(4096)
+
+    def _look_soon(self) -> None:
+        self._look_at_s = 0.0
+
+    def _hear_edge(self) -> None:
+        taken = self._public.receive()
+        if taken is not None:
             self.counters.taken += 1
             self._take(*taken)
+        elif self._public.refused > self.counters.wrong_parts:
+            self.counters.wrong_parts = self._public.refused
+            self._complain("parts", "a message with a wrong number of parts was refused")
+
+    def _hear_worker(self, worker: Worker) -> None:
+        payload = None if worker.running is None else worker.running.pair.receive()
+        if payload is None:
+            return
+        worker.hear(self._clock.now())
+        try:
+            message = wire.decode(payload, internal=True)
+        except WireError as error:
+            self._complain("worker", f"worker {worker.number} said what cannot be read: {error}")
+            return
+        self._take_from_worker(worker, payload, message)
 
     def _take(self, routing_id: bytes, payload: bytes) -> None:
         """One message from outside."""
@@ -182,20 +208,6 @@ class Front:
         else:
             kind, who = type(message).__name__.upper(), (message.session, message.opening)
             self._refuse(routing_id, WireError(kind, "kind", "a message of the cloud", "one of the edge", who))
-
-    def _hear_workers(self) -> None:
-        for worker in self._workers:
-            for _ in range(MESSAGES_A_TURN):
-                payload = None if worker.running is None else worker.running.pair.receive()
-                if payload is None:
-                    break
-                worker.hear(self._clock.now())
-                try:
-                    message = wire.decode(payload, internal=True)
-                except WireError as error:
-                    self._complain("worker", f"worker {worker.number} said what cannot be read: {error}")
-                    continue
-                self._take_from_worker(worker, payload, message)
 
     # ---- what edges say
 
@@ -242,7 +254,7 @@ class Front:
         if route is None:
             if self._routes[m.session] is None:
                 self.counters.unknown += 1
-                self._answer(routing_id, _unknown(m))
+                self._send(routing_id, m.session, _unknown(m.session, m.opening))
             return
         self._pass_on(route, payload)
 
@@ -326,12 +338,15 @@ class Front:
     # ---- answers
 
     def _answer(self, routing_id: bytes, message: Message) -> None:
-        delivery = self._public.send(routing_id, wire.encode(message))
+        self._send(routing_id, message.session, wire.encode(message))
+
+    def _send(self, routing_id: bytes, session: int, payload: bytes) -> None:
+        delivery = self._public.send(routing_id, payload)
         if delivery is Delivery.GONE:
             self.counters.to_edge_gone += 1
         elif delivery is Delivery.FULL:
             self.counters.to_edge_dropped += 1
-            self._complain("full", f"an edge does not read its answers (session {message.session:016x}): dropped")
+            self._complain("full", f"an edge does not read its answers (session {session:016x}): dropped")
 
     def _refuse(self, routing_id: bytes, error: WireError) -> None:
         self.counters.malformed += 1
@@ -357,9 +372,11 @@ class Front:
         self._wake_writer.close()
 
 
-def _unknown(of: Message | Route) -> wire.Error:
+@lru_cache(maxsize=256)
+def _unknown(session: int, opening: int) -> bytes:
+    """Payload of ERROR unknown. After a crash every DRAFT under way gets one, so those of a session share it."""
     text = "no such session here; open again with all ids"
-    return wire.Error(of.session, of.opening, ErrorCode.UNKNOWN, text)
+    return wire.encode(wire.Error(session, opening, ErrorCode.UNKNOWN, text))
 
 
 def _refuses(message: Message) -> bool:
