@@ -6,6 +6,7 @@ A file that cannot be used is refused with one line that names it, says why and 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,8 +89,11 @@ def _sample(data: np.ndarray) -> bytes:
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Opens the GGUF file at `path` (`~` is expanded). UsageError, one line, if it cannot serve as a target."""
-    resolved = Path(path).expanduser().resolve()
-    _check_kind(resolved)
+    try:
+        resolved = Path(path).expanduser().resolve()
+        _check_kind(resolved)
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, a loop of links, no home folder, a NUL
+        raise UsageError(f"{os.fspath(path)!r}: {getattr(error, 'strerror', None) or error}; check the path") from error
     try:
         reader = gguf.GGUFReader(resolved)
     except (ValueError, IndexError, KeyError, OverflowError) as error:
@@ -129,6 +133,8 @@ def _check_kind(path: Path) -> None:
         if (path / "config.json").exists():
             raise UsageError(f"{path}: Hugging Face folders are not read yet; convert it with convert_hf_to_gguf.py")
         raise UsageError(f"{path}: a directory, {_WANTED}; name the file in it")
+    if not path.is_file():
+        raise UsageError(f"{path}: not a regular file, {_WANTED}")
     try:
         with path.open("rb") as file:
             start = file.read(16)

@@ -159,11 +159,11 @@ def _run(body: Callable[[], None]) -> Ending:
     """Run a worker to its end, whatever that is."""
     try:
         body()
-    except PipeSDError as error:
-        return Ending(error.exit_code, _one_line(str(error)))
     except BaseException as error:  # noqa: BLE001 — the outermost line of a worker: whatever it was, the front is told
         if logging.getLogger("pipesd").isEnabledFor(logging.DEBUG):
             traceback.print_exc()
+        if isinstance(error, PipeSDError):
+            return Ending(error.exit_code, _one_line(str(error)))
         return Ending(1, _one_line(f"{type(error).__name__}: {error}"))
     return Ending(0, "")
 
