@@ -7,6 +7,7 @@ import os
 import pickle
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,12 +25,15 @@ from pipesd.protocol.messages import Message
 from pipesd.protocol.wire import decode, encode
 from pipesd.sim.drafters import Agreement, Proposal, ScriptedDrafter
 from pipesd.sim.targets import Batch, ScriptedTarget
-from pipesd.sim.texts import KeyedText, Law, continuation
+from pipesd.sim.texts import KeyedText, Law, RecordedText, continuation
 from pipesd.sim.tokeniser import ByteTokeniser
 from pipesd.transport import Context, front_socket
 
 LAW = KeyedText(7)
+PROMPT = "Once upon a time"
+STRATEGIES = ["vanilla", "cloud"]
 NOWHERE = "tcp://127.0.0.1:1"  # a port that nobody listens at
+HEALED_S = 10.0  # what a busy machine may need for a recovery that takes under two seconds
 PATIENT_S = 20.0  # for what must happen, on a machine that is busy
 
 
@@ -110,6 +114,10 @@ def said(law: Law, prompt: str | Sequence[int], count: int, end_ids: Sequence[in
     return continuation(law, ByteTokeniser().encode(prompt) if isinstance(prompt, str) else prompt, count, end_ids)
 
 
+def recorded(prompt: Sequence[int], output: Sequence[int]) -> RecordedText:
+    return RecordedText([(prompt, output)], beyond=KeyedText(3))
+
+
 def wait_until(true: Callable[[], bool], what: str) -> float:
     """Wait for at most `PATIENT_S`; how long it took."""
     begun_s = time.monotonic()
@@ -150,6 +158,67 @@ class InThread:
 def at_once(bodies: Sequence[Callable[[], Any]]) -> list[Any]:
     """What they return, run at the same time."""
     return [thread.result() for thread in [InThread(body) for body in bodies]]
+
+
+class Reader(InThread):
+    """A generation in a thread of its own; `seen` are the ids so far."""
+
+    def __init__(self, session: EdgeSession, count: int, prompt: str = PROMPT) -> None:
+        self.session = session
+        self.seen: list[int] = []
+        self._pieces = session.generate(prompt, max_tokens=count)
+        super().__init__(self._read)
+
+    def _read(self) -> list[int]:
+        for piece in self._pieces:
+            self.seen.extend(piece.token_ids)
+        return self.seen
+
+    def until(self, count: int) -> None:
+        wait_until(lambda: len(self.seen) >= count or self.over, f"{count} ids")
+
+
+class Both:
+    """A session of either strategy, generating at the same time, so that one fault meets both."""
+
+    def __init__(self, address: str, **config: Any) -> None:
+        self.sessions = [edge(address, strategy=strategy, **config) for strategy in STRATEGIES]
+        self.readers: list[Reader] = []
+
+    def __enter__(self) -> Both:
+        for session in self.sessions:
+            session.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for session in self.sessions:
+            session.close()
+
+    def begin(self, count: int) -> None:
+        self._count = count
+        self.readers = [Reader(session, count) for session in self.sessions]
+
+    def until(self, count: int) -> None:
+        for reader in self.readers:
+            reader.until(count)
+
+    def go_on(self, count: int) -> None:
+        """Either gets so many ids more, soon."""
+        begun_s, seen = time.monotonic(), [len(reader.seen) for reader in self.readers]
+        for reader, before in zip(self.readers, seen, strict=True):
+            reader.until(before + count)
+        assert time.monotonic() - begun_s < HEALED_S
+
+    def right(self) -> list[int]:
+        """Both got the target's ids; how often each opened."""
+        for reader in self.readers:
+            assert reader.result() == said(LAW, PROMPT, self._count)
+        return [session.stats["openings"] for session in self.sessions]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 _SERVE = """

@@ -335,6 +335,17 @@ def test_a_cloud_that_contradicts_itself() -> None:
                 greeted(cloud.address)
 
 
+def test_a_late_welcome_is_not_taken_for_the_answer_about_a_block() -> None:
+    other = swapped(byte_vocabulary(), 300, 301)
+
+    def answer(message: Message) -> Sequence[Message]:
+        late = [welcome(message._replace(block=None), other)] if isinstance(message, Hello) and message.block else []
+        return [*late, *polite(other)(message)]
+
+    with FakeCloud(answer) as cloud, pytest.raises(VocabularyMismatch, match="id 300 is"):
+        greeted(cloud.address)
+
+
 def test_a_target_of_the_same_vocabulary_and_another_law_is_told_apart() -> None:
     with serving(KeyedText(1)) as one, serving(KeyedText(2)) as other:
         assert greeted(one.address).model_fingerprint != greeted(other.address).model_fingerprint

@@ -90,9 +90,9 @@ def test_a_cloud_that_only_answers_probes_is_given_up_too() -> None:
     with pytest.raises(Unreachable, match="answers probes but not this generation, for 100 s"):
         while True:
             now_s = next(looks) / 16
-            patience.heard(now_s, own=False)
+            patience.heard(now_s, own=now_s == 60.0)
             patience.due(now_s)
-    assert GIVE_UP_FACTOR * 10.0 < now_s <= GIVE_UP_FACTOR * 10.0 + MOST_DEADLINE_S + 1 / 16
+    assert GIVE_UP_FACTOR * 10.0 < now_s - 60.0 <= GIVE_UP_FACTOR * 10.0 + MOST_DEADLINE_S + 1 / 16
 
 
 def test_time_in_which_the_edge_did_not_listen_is_no_silence() -> None:
@@ -127,6 +127,13 @@ def test_a_cloud_that_never_has_room_is_given_up_with_its_own_words() -> None:
             now_s += 0.5
             assert patience.retry_due(now_s)
     assert refused.value is FULL and 10.0 < now_s < 12.0
+
+
+def test_a_try_that_comes_late_is_still_made() -> None:
+    patience = Patience(10.0)
+    patience.start(0.0, 0.0)
+    patience.retry(1.0, 0.5, FULL)
+    assert patience.retry_due(1000.0)
 
 
 def test_a_cloud_that_took_us_in_meanwhile_has_our_patience_again() -> None:

@@ -78,10 +78,10 @@ def prompt_ids(tokeniser: Tokeniser, prompt: str | Sequence[int], welcome: Welco
     if not ids:
         raise UsageError("the prompt is empty, and the model has no start token: give at least one character")
     if welcome is not None and len(ids) >= min(welcome.context, MAX_IDS_OPEN):
-        raise Refused(
-            f"the prompt has {len(ids)} ids, the target's context is {welcome.context}: shorten the prompt",
-            ErrorCode.LIMIT,
-        )
+        bound = f"the target's context is {welcome.context}"
+        if welcome.context > MAX_IDS_OPEN:
+            bound = f"one opening carries at most {MAX_IDS_OPEN}"
+        raise Refused(f"the prompt has {len(ids)} ids, {bound}: shorten the prompt", ErrorCode.LIMIT)
     return ids
 
 
