@@ -134,7 +134,7 @@ class EdgeSocket(OwnedSocket):
         self._link = Link.NEVER
         self._monitor = _start_monitor(socket)
         self._woken = False
-        self._slice_ms = 0  # RCVTIMEO as set
+        self._wait_ms = 0  # RCVTIMEO as set
         for endpoint in endpoints:
             self._connect(endpoint)
 
@@ -160,7 +160,10 @@ class EdgeSocket(OwnedSocket):
         deadline_s = time.monotonic() + timeout_s
         while timeout_s > 0 and not self._woken:
             # One call that waits costs 5 µs less than a poll and a receive; it is short, so that `wake` is seen.
-            self._wait_at_most(min(math.ceil(timeout_s * 1000), WAKE_MS))
+            wait_ms = WAKE_MS if timeout_s * 1000 > WAKE_MS else math.ceil(timeout_s * 1000)
+            if wait_ms != self._wait_ms:
+                self._socket.set(zmq.RCVTIMEO, wait_ms)
+                self._wait_ms = wait_ms
             message = self._take(flags=0)
             if message:
                 return message[1]
@@ -241,11 +244,6 @@ class EdgeSocket(OwnedSocket):
             if endpoint != self._kept:
                 self._connect(endpoint)
         self._kept = None
-
-    def _wait_at_most(self, slice_ms: int) -> None:
-        if slice_ms != self._slice_ms:
-            self._socket.set(zmq.RCVTIMEO, slice_ms)
-            self._slice_ms = slice_ms
 
 
 def edge_socket(
