@@ -26,6 +26,7 @@ GOLDEN: list[tuple[w.Message, str]] = [
     (w.Welcome(*_WELCOME), f"9d{_WELCOME_HEX}"),
     (w.Welcome(*_WELCOME, block_hashes=b"abcdefgh"), f"9e{_WELCOME_HEX}c4086162636465666768"),
     (w.Welcome(*_WELCOME, pieces=(b"a", b"", b"\xff\xfe")), f"9f{_WELCOME_HEX}c0c40901006100000200fffe"),
+    (w.Welcome(*_WELCOME, end_ids=(2,)), f"dc0010{_WELCOME_HEX}c0c0c40402000000"),
     (
         w.Open(SESSION, 1, 2, HASH, (1, 256, 49151), 300, (2,), None, 2**64 - 1, Mode.EAGER, MODEL, HASH),
         f"9e03{_S}010102{_H}c40c0100000000010000ffbf0000cd012cc40402000000c0cfffffffffffffffff01{_M}{_H}",
@@ -115,7 +116,7 @@ VERDICT = w.Verdict(SESSION, 1, 2, 1500, (5, 6), counters=w.Counters(1, 2, 3, 4)
 PLAIN_DRAFT, PLAIN_VERDICT = DRAFT._replace(p_draft=None), VERDICT._replace(counters=None)
 HELLO = w.Hello(SESSION, 0, 1, 0, 0, 49152, HASH, block=3)
 OPEN = w.Open(SESSION, 1, 2, HASH, (1, 256), 300, (2,), None, 7, Mode.EAGER, MODEL, HASH)
-WELCOME = w.Welcome(SESSION, 0, 1, 0, 0, "m", 3, HASH, MODEL, 2048, "cpu", "float32", b"hash", (b"a", b""))
+WELCOME = w.Welcome(SESSION, 0, 1, 0, 0, "m", 3, HASH, MODEL, 2048, "cpu", "float32", b"hash", (b"a", b""), (2,))
 PROBE = w.Probe(SESSION, 0, 9, b"xy", 16)
 PROBED = w.Probed(SESSION, 0, 9, w.ProbeStatus.OK, 40, b"z")
 ERROR = w.Error(SESSION, 3, w.ErrorCode.FULL, "full", 500)

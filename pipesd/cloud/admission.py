@@ -31,7 +31,7 @@ class Identity:
         return wire.Welcome(
             hello.session, hello.opening, wire.MAJOR, wire.MINOR, wire.FEATURES, info.name, self.vocabulary.real_size,
             self.hash, info.fingerprint, info.context, info.device, info.dtype,
-            None if same else self.block_hashes, pieces,
+            None if same else self.block_hashes, pieces, info.end_ids,
         )  # fmt: skip
 
 

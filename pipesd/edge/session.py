@@ -231,8 +231,8 @@ class EdgeSession:
         assert welcome is not None and self._tokeniser is not None
         keep = common_prefix(machine.committed, ids)
         request = em.Request(
-            len(ids) + run.config.max_tokens, self._tokeniser.end_ids, strategy.mode, self.seed or 0,
-            welcome.model_fingerprint, welcome.vocabulary_hash, MAJOR,
+            len(ids) + run.config.max_tokens, self._tokeniser.end_ids.union(welcome.end_ids or ()), strategy.mode,
+            self.seed or 0, welcome.model_fingerprint, welcome.vocabulary_hash, MAJOR,
         )  # fmt: skip
         if strategy.trigger is not None:
             assert self._drafter is not None

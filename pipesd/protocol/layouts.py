@@ -112,10 +112,10 @@ LAYOUTS: dict[int, _Layout] = {
         block=Optional(Int(_MOST_BLOCKS - 1)),
     ),
     Kind.WELCOME: _plain(
-        m.Welcome, 2, major=_U16, minor=_U16, features=_U32, model=_NAME, vocabulary_size=_U32, vocabulary_hash=_HASH,
+        m.Welcome, 3, major=_U16, minor=_U16, features=_U32, model=_NAME, vocabulary_size=_U32, vocabulary_hash=_HASH,
         model_fingerprint=_HASH, context=_U32, device=_NAME, dtype=_NAME,
         block_hashes=Optional(Blob(_MOST_BLOCKS * BLOCK_HASH_BYTES, BLOCK_HASH_BYTES)),
-        pieces=Optional(Pieces(BLOCK, m.MAX_BLOCK_PIECES_BYTES)),
+        pieces=Optional(Pieces(BLOCK, m.MAX_BLOCK_PIECES_BYTES)), end_ids=Optional(_STOP_IDS),
     ),
     Kind.OPEN: _plain(
         m.Open, 0, major=_U16, base=_U32, digest=_HASH, ids=Ids(m.MAX_IDS_OPEN), limit=_U32, stop_ids=_STOP_IDS,

@@ -113,7 +113,8 @@ class Hello(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """Cloud, to HELLO. `block_hashes` come when the vocabularies differ, `pieces` when a block was asked for."""
+    """Cloud, to HELLO. `block_hashes` come when the vocabularies differ, `pieces` when a block was asked for;
+    `end_ids` are those that the target's own file names."""
 
     session: int
     opening: int
@@ -129,6 +130,7 @@ class Welcome(NamedTuple):
     dtype: str
     block_hashes: bytes | None = None
     pieces: tuple[bytes, ...] | None = None
+    end_ids: tuple[int, ...] | None = None
 
 
 class Open(NamedTuple):

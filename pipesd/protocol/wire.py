@@ -16,7 +16,8 @@ opening, then the kind's own fields in the order below.
      1 HELLO       major u16, minor u16, features u32, vocabulary_size u32, vocabulary_hash hash, block? (0 to 4095)
      2 WELCOME     major u16, minor u16, features u32, model text (256), vocabulary_size u32, vocabulary_hash hash,
                    model_fingerprint hash, context u32, device text (256), dtype text (256),
-                   block_hashes? bin (16,384; 4 bytes a block of 256 ids), pieces? (256 pieces, 262,144 bytes)
+                   block_hashes? bin (16,384; 4 bytes a block of 256 ids), pieces? (256 pieces, 262,144 bytes),
+                   end_ids? ids (64 ids)
      3 OPEN        major u16, base u32, digest hash, ids (262,144 ids), limit u32, stop_ids ids (64 ids),
                    sampling nil, seed u64, mode (0 NAV, 1 EAGER, 2 FREE), model_fingerprint hash, vocabulary_hash hash
      4 OPENED      limit u32, draft_ahead u32, run_ahead u32, pass_ms u32
