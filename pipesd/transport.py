@@ -89,8 +89,12 @@ class PairSocket(OwnedSocket):
     def receive(self, timeout_s: float = 0.0) -> bytes | None:
         """The next payload, or None when none came in time (rounded up to whole ms) or a malformed one was refused."""
         self._check_owner()
-        if timeout_s > 0 and not self._socket.poll(math.ceil(timeout_s * 1000)):
-            return None
+        message = self._wait(math.ceil(timeout_s * 1000))
+        return message[1] if message else None
+
+    def receive_polled(self) -> bytes | None:
+        """The same without a wait, for when a poller has said that something is there."""
+        self._check_owner()
         message = self._take()
         return message[1] if message else None
 
@@ -103,7 +107,8 @@ class FrontSocket(OwnedSocket):
         self.address = address  # as bound, with the real port
 
     def receive(self) -> tuple[bytes, bytes] | None:
-        """(routing id, payload) of the next message; None if none waits or a malformed one was refused."""
+        """(routing id, payload) of the next message; None if none waits or a malformed one was refused. Never waits: it
+        is meant for when a poller has said that something is there."""
         self._check_owner()
         return self._take()
 
@@ -134,7 +139,6 @@ class EdgeSocket(OwnedSocket):
         self._link = Link.NEVER
         self._monitor = _start_monitor(socket)
         self._woken = False
-        self._wait_ms = 0  # RCVTIMEO as set
         for endpoint in endpoints:
             self._connect(endpoint)
 
@@ -153,24 +157,17 @@ class EdgeSocket(OwnedSocket):
     def receive(self, timeout_s: float = 0.0) -> bytes | None:
         """The next payload, or None: nothing came within `timeout_s` (rounded up to whole ms), or `wake` was called."""
         self._check_owner()
-        if timeout_s <= 0:
-            message = self._take() if readable(self._socket) else None
-            if message:
-                return message[1]
         deadline_s = time.monotonic() + timeout_s
-        while timeout_s > 0 and not self._woken:
-            # One call that waits costs 5 µs less than a poll and a receive; it is short, so that `wake` is seen.
+        while True:
             wait_ms = WAKE_MS if timeout_s * 1000 > WAKE_MS else math.ceil(timeout_s * 1000)
-            if wait_ms != self._wait_ms:
-                self._socket.set(zmq.RCVTIMEO, wait_ms)
-                self._wait_ms = wait_ms
-            message = self._take(flags=0)
+            message = self._wait(wait_ms if not self._woken else 0)
             if message:
                 return message[1]
             timeout_s = deadline_s - time.monotonic()
-        self._woken = False
-        self._watch()
-        return None
+            if timeout_s <= 0 or self._woken:
+                self._woken = False
+                self._watch()
+                return None
 
     def wake(self) -> None:
         """Ends the owner's wait in `receive`, or its next one, within `WAKE_MS`. The one method for any thread."""

@@ -177,7 +177,7 @@ class Front:
             self._complain("parts", "a message with a wrong number of parts was refused")
 
     def _hear_worker(self, worker: Worker) -> None:
-        payload = None if worker.running is None else worker.running.pair.receive()
+        payload = None if worker.running is None else worker.running.pair.receive_polled()
         if payload is None:
             return
         worker.hear(self._clock.now())
