@@ -42,7 +42,7 @@ class EdgeConfig:
     cloud: str = option(DEFAULT_ADDRESS, "address of the cloud", metavar="ADDRESS")
     strategy: str = option("vanilla", "vanilla, cloud (target alone) or local (draft alone)", metavar="NAME")
     draft_length: int = option(4, "draft tokens per verification (vanilla)", low=1, high=LEAST_AHEAD)
-    draft_ahead: int = option(32, "most tokens drafted ahead of a verdict", low=1, high=1024)
+    draft_ahead: int = option(32, "most tokens drafted ahead of a verdict", low=LEAST_AHEAD, high=1024)
     context: int = option(0, "context of the draft model; 0: its own, at most 8192", low=0, high=1 << 24)
     threads: int = option(0, "threads of the draft model; 0: the usable processors but one, at most 8", low=0, high=512)
     gpu_layers: int = option(0, "layers of the draft model to put on a GPU", low=0, high=10000)

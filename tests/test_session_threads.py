@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -127,6 +128,20 @@ def test_cancel_while_the_target_computes() -> None:
         assert reader.result() == [] and session.finish_reason == "cancelled"
 
 
+def test_an_interrupt_of_the_program_leaves_a_session_that_works(cloud: Serving) -> None:
+    """Ctrl-C in a program that does nothing about it: the loop ends, the session does not."""
+    main = threading.main_thread().ident
+    assert main is not None
+    with edge(cloud.address, strategy="cloud") as session:
+        for _ in range(3):
+            threading.Timer(0.05, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                for _piece in session.generate(PROMPT, max_tokens=1900):
+                    pass
+            assert session.finish_reason == "cancelled" and session.stats["tokens"] > 0
+            assert usable(session)
+
+
 def test_cancel_stops_the_clouds_work() -> None:
     with serving(target={"pass_s": 0.002}) as cloud:
         with edge(cloud.address, strategy="cloud") as session:
@@ -219,7 +234,7 @@ def test_a_session_that_is_closed_says_so(cloud: Serving) -> None:
 def test_a_generation_that_does_not_end_is_not_waited_for_for_ever(
     cloud: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipesd.edge.session.CLOSE_S", 0.1)
+    monkeypatch.setattr("pipesd.edge.run.CLOSE_S", 0.1)
     drafter = ScriptedDrafter(Agreement(LAW, 0.8), gamma_s=1.0)
     session = edge(cloud.address, drafter=drafter)
     reader = Reader(session)

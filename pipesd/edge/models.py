@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pipesd.config import EdgeConfig
+from pipesd.core import common_prefix
 from pipesd.edge.chat import ChatTokeniser
 from pipesd.errors import Refused, UsageError
 from pipesd.protocol.messages import MAX_IDS_OPEN, ErrorCode, Welcome
@@ -68,13 +69,19 @@ def load_models(config: EdgeConfig, *, drafter: bool) -> tuple[Drafter | None, T
     return loaded, loaded.tokeniser
 
 
-def prompt_ids(tokeniser: Tokeniser, prompt: str | Sequence[int], welcome: Welcome | None) -> list[int]:
-    """The ids of a prompt, given as text or as ids.
+def prompt_ids(
+    tokeniser: Tokeniser, prompt: str | Sequence[int], committed: Sequence[int], welcome: Welcome | None
+) -> list[int]:
+    """The ids of a prompt, given as text or as ids. Ids that were `committed` may be any that the target has said.
 
     Raises UsageError if it is empty, outside the vocabulary or neither text nor ids, Refused if the cloud that said
     `welcome` has no room for it and one token more.
     """
-    ids = _encoded(tokeniser, prompt) if isinstance(prompt, str) else _checked(prompt, tokeniser.vocabulary.size)
+    ids = (
+        _encoded(tokeniser, prompt)
+        if isinstance(prompt, str)
+        else _checked(prompt, tokeniser.vocabulary.size, committed)
+    )
     if not ids:
         raise UsageError("the prompt is empty, and the model has no start token: give at least one character")
     if welcome is not None and len(ids) >= min(welcome.context, MAX_IDS_OPEN):
@@ -96,14 +103,14 @@ def _encoded(tokeniser: Tokeniser, text: str) -> list[int]:
     return tokeniser.encode(text, special=True)
 
 
-def _checked(prompt: Sequence[int], width: int) -> list[int]:
+def _checked(prompt: Sequence[int], width: int, committed: Sequence[int]) -> list[int]:
     if isinstance(prompt, bytes | bytearray):
         raise UsageError("the prompt is bytes: give a text, or token ids as a list")
     try:
         ids = [operator.index(token) for token in prompt]
     except TypeError as error:
         raise UsageError(f"the prompt is neither a text nor token ids: {error}") from None
-    for token in ids:
+    for token in ids[common_prefix(ids, committed) :]:
         if not 0 <= token < width:
             raise UsageError(f"id {token} in the prompt is outside the vocabulary of {width} ids")
     return ids

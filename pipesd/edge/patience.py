@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pipesd.errors import PipeSDError, Unreachable
 
 LEAST_DEADLINE_S = 0.5  # below, ordinary recovery of a lost packet would be taken for a loss of ours
 MOST_DEADLINE_S = 15.0
 ASKS = 3  # the least number of times to ask before giving up
 RTTS = 5  # one lost small packet costs several round trips before TCP sends it again
-GIVE_UP_FACTOR = 10  # with a cloud that answers probes but never this session
+GIVE_UP_FACTOR = 10  # with a cloud that answers probes but has no worker for this session
+
+
+def _advice() -> str:
+    return "check that it runs and can be reached"
 
 
 class Patience:
     """Deadlines of one generation. `start`, then `heard` at each message; `due` says that it is time to ask again.
 
     A deadline is at least 5 round trips and the longest pass announced, but at most a third of `patience_s`; it doubles
-    while nothing of this opening comes and goes back at any message of it. Silence of `patience_s`, or ten times that
-    without a word of this opening though the cloud answers probes, ends the generation. Time by which a question comes
-    too late does not count: then it was this side that did not listen (a long step of the draft model, a process that
-    was stopped).
+    while nothing of this opening comes and goes back at any message of it. The generation ends after silence of
+    `patience_s`, or ten times that without a word of this opening or of a living worker from a cloud that answers
+    probes. Time by which a question comes too late does not count: then it was this side that did not listen (a long
+    step of the draft model, a process that was stopped).
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -46,6 +52,10 @@ class Patience:
             self._retry = self._retry_since_s = None
             self._step_s = self._base_s
             self._next_s = now_s + self._step_s
+
+    def alive(self, now_s: float) -> None:
+        """The session's worker lives, whatever keeps it busy: the cloud itself ends one that stands still."""
+        self._own_s = now_s
 
     def rest(self, now_s: float) -> None:
         """Nothing is awaited: silence until now does not count."""
@@ -80,20 +90,18 @@ class Patience:
         self._next_s = now_s + self._step_s
         return True
 
-    def due(self, now_s: float) -> bool:
+    def due(self, now_s: float, explain: Callable[[], str] = _advice) -> bool:
         """Whether it is time to ask again (each time doubles the deadline); raises Unreachable when it is time to give
-        up."""
+        up, with what `explain` says of the silence."""
         if self._retry is not None or now_s < self._next_s:
             return False
         self._any_s += now_s - self._next_s
         self._own_s += now_s - self._next_s
         if now_s - self._any_s > self.patience_s:
-            raise Unreachable(
-                f"nothing heard from the cloud for {self.patience_s:g} s: check that it runs and can be reached"
-            )
+            raise Unreachable(f"nothing heard from the cloud for {self.patience_s:g} s: {explain()}")
         if now_s - self._own_s > GIVE_UP_FACTOR * self.patience_s:
             raise Unreachable(
-                f"the cloud answers probes but not this generation, for {GIVE_UP_FACTOR * self.patience_s:g} s"
+                f"the cloud answers, but has had no worker for this session for {GIVE_UP_FACTOR * self.patience_s:g} s"
             )
         self._step_s = min(2 * self._step_s, self._most_s)
         self._next_s = now_s + self._step_s

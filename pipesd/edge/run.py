@@ -12,7 +12,10 @@ from pipesd.config import GenerateConfig
 from pipesd.core import FinishReason, Origin, Piece
 from pipesd.edge.models import Drafter, Tokeniser
 from pipesd.edge.text import TextStream
+from pipesd.errors import UsageError
 from pipesd.metrics import Meter, Tally
+
+CLOSE_S = 5.0  # how long a step that was cancelled in another thread may take to end
 
 
 class Pieces(Iterator[Piece]):
@@ -39,14 +42,15 @@ class Pieces(Iterator[Piece]):
         self._cancelled.set()
         self._wake()
 
-    def close(self, wait_s: float = -1.0) -> None:
-        """End the generation here; waits for a step that runs in another thread, or gives up after `wait_s`."""
+    def close(self) -> None:
+        """End the generation here. UsageError if a step that runs in another thread does not end within `CLOSE_S`."""
         self.cancel()
-        if self._turn.acquire(timeout=wait_s):
-            try:
-                self._steps.close()
-            finally:
-                self._turn.release()
+        if not self._turn.acquire(timeout=CLOSE_S):
+            raise UsageError("a generation still runs in another thread: end it first")
+        try:
+            self._steps.close()
+        finally:
+            self._turn.release()
 
 
 class Run:

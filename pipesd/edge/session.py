@@ -28,7 +28,6 @@ from pipesd.protocol import edge_machine as em
 from pipesd.protocol.messages import MAJOR, Error, Message, Opened, Probed, ProbeStatus, Verdict, Welcome
 from pipesd.protocol.vocabulary import new_session
 
-CLOSE_S = 5.0  # how long `close` waits for a generation in another thread to end
 log = logging.getLogger("pipesd.edge")
 
 
@@ -103,9 +102,9 @@ class EdgeSession:
             return
         self.cancel()
         if (pieces := self._active()) is not None:
-            pieces.close(CLOSE_S)
-        if not self._busy.acquire(timeout=CLOSE_S):
-            raise UsageError("a generation of this session still runs in another thread: end it before the session")
+            pieces.close()
+        if not self._busy.acquire(blocking=False):
+            raise UsageError("another generation has begun in another thread: end it before the session")
         try:
             self._closed = True
             self._disconnect()
@@ -182,7 +181,7 @@ class EdgeSession:
             try:
                 self.open(run.cancelled)
                 run.begin(self.tokeniser, drafts=self.strategy.drafts)
-                ids = prompt_ids(self.tokeniser, prompt, self._welcome)
+                ids = prompt_ids(self.tokeniser, prompt, self._machine.committed, self._welcome)
                 if self.strategy.uses_cloud:
                     steps = self._with_cloud(run, ids)
                 else:
@@ -261,7 +260,9 @@ class EdgeSession:
         own = message.session == machine.session and message.opening == machine.opening
         self._patience.heard(now_s, own=own and not isinstance(message, Error))
         if isinstance(message, Probed):
-            if message.status is ProbeStatus.UNKNOWN_SESSION and self._line.crossed and not self._patience.put_off:
+            if message.status is ProbeStatus.OK:
+                self._patience.alive(now_s)
+            elif message.status is ProbeStatus.UNKNOWN_SESSION and self._line.crossed and not self._patience.put_off:
                 self._perform(run, machine.reopen())
             return
         if own and isinstance(message, Opened | Verdict):
@@ -271,14 +272,14 @@ class EdgeSession:
         self._perform(run, machine.receive(message))
 
     def _ask_again(self, run: Run) -> None:
-        """What is due: a try that the cloud put off, or a deadline. An OPEN that may still be crossing is not sent again:
+        """What is due: a try that the cloud put off, or a deadline. An OPEN that may still be crossing is not repeated:
         on a thin link a second copy would only delay the first, whose answer would then be of a former opening."""
         machine, now_s = self._machine, self._clock.now()
         if self._patience.retry_due(now_s):
             self._perform(run, machine.reopen())
         elif machine.state is em.State.RUN and machine.nav is None and not machine.more:
             self._patience.rest(now_s)
-        elif self._patience.due(now_s):
+        elif self._patience.due(now_s, self._line.explain):
             self._events.record("deadline")
             if machine.state is em.State.RUN or self._line.crossed:
                 self._perform(run, machine.deadline())
