@@ -32,13 +32,14 @@ import zmq
 
 from pipesd.clock import Clock
 from pipesd.cloud.admission import DRAINING_RETRY_MS, Identity, error_to, hello_reply, open_refusal, starting
-from pipesd.cloud.bounds import Complaints, FrontCounters, FrontLimits, Ration
+from pipesd.cloud.bounds import FrontCounters, FrontLimits
+from pipesd.cloud.replies import Replies
 from pipesd.cloud.routes import Route, Routes
 from pipesd.cloud.supervisor import Launcher, Phase, Supervisor, Worker
 from pipesd.errors import PipeSDError
 from pipesd.protocol import wire
 from pipesd.protocol.wire import ErrorCode, Message, ProbeStatus, WireError
-from pipesd.transport import Delivery, FrontSocket
+from pipesd.transport import FrontSocket
 
 PROBE_REPLY_BYTES = 1 << 16
 LOOK_S = 0.25  # how often the front looks after its workers and tables
@@ -61,6 +62,7 @@ class Front:
         self.counters = FrontCounters()
         self.limits = limits
         self._public = public
+        self._replies = Replies(public, self.counters, limits, log, clock)
         self._log = log
         self._clock = clock
         self._on_ready = on_ready
@@ -77,8 +79,6 @@ class Front:
         self._poll_ms = 0
         self._stop_asked = 0  # 1: drain, 2: at once
         self._drain_until_s: float | None = None
-        self._complain = Complaints(log, clock, limits.complaint_s).write
-        self._refusals = Ration(limits.refusals_per_s, clock)
         self._wake_reader, self._wake_writer = net.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
@@ -136,7 +136,7 @@ class Front:
             return
         for worker in self._workers.check(now_s):
             for route in self._routes.forget_worker(worker.number):
-                self._send(route.routing_id, route.session, _unknown(route.session, route.opening))
+                self._replies.send(route.routing_id, route.session, _unknown(route.session, route.opening))
         for route in self._routes.forget_idle(now_s):
             self._workers.workers[route.worker].tell(wire.encode(wire.Close(route.session, route.opening)), now_s)
         if self._workers.changes != self._polled_change:
@@ -174,7 +174,7 @@ class Front:
             self._take(*taken)
         elif self._public.refused > self.counters.wrong_parts:
             self.counters.wrong_parts = self._public.refused
-            self._complain("parts", "a message with a wrong number of parts was refused")
+            self._replies.complain("parts", "a message with a wrong number of parts was refused")
 
     def _hear_worker(self, worker: Worker) -> None:
         payload = None if worker.running is None else worker.running.pair.receive_polled()
@@ -184,7 +184,7 @@ class Front:
         try:
             message = wire.decode(payload, internal=True)
         except WireError as error:
-            self._complain("worker", f"worker {worker.number} said what cannot be read: {error}")
+            self._replies.complain("worker", f"worker {worker.number} said what cannot be read: {error}")
             return
         self._take_from_worker(worker, payload, message)
 
@@ -193,7 +193,7 @@ class Front:
         try:
             message = wire.decode(payload)
         except WireError as error:
-            self._refuse(routing_id, error)
+            self._replies.refuse(routing_id, error)
             return
         if isinstance(message, wire.Draft):
             self._draft(routing_id, payload, message)
@@ -204,10 +204,10 @@ class Front:
         elif isinstance(message, wire.Cancel | wire.Close):
             self._end(routing_id, payload, message)
         elif isinstance(message, wire.Hello):
-            self._answer(routing_id, hello_reply(message, self._identity, self.limits.retry_ms))
+            self._replies.answer(routing_id, hello_reply(message, self._identity, self.limits.retry_ms))
         else:
             kind, who = type(message).__name__.upper(), (message.session, message.opening)
-            self._refuse(routing_id, WireError(kind, "kind", "a message of the cloud", "one of the edge", who))
+            self._replies.refuse(routing_id, WireError(kind, "kind", "a message of the cloud", "one of the edge", who))
 
     # ---- what edges say
 
@@ -223,7 +223,7 @@ class Front:
             loading = self._identity is None or self._workers.with_phase(Phase.LOADING)
             status, busy_ms = ProbeStatus.STARTING if loading else ProbeStatus.DOWN, 0
         reply = bytes(min(probe.reply_bytes, max(len(probe.payload), PROBE_REPLY_BYTES)))
-        self._answer(routing_id, wire.Probed(probe.session, probe.opening, probe.token, status, busy_ms, reply))
+        self._replies.answer(routing_id, wire.Probed(probe.session, probe.opening, probe.token, status, busy_ms, reply))
 
     def _open(self, routing_id: bytes, payload: bytes, m: wire.Open) -> None:
         now_s = self._clock.now()
@@ -247,14 +247,14 @@ class Front:
             self._routes.open(m.session, m.opening, routing_id, worker.number, now_s)
         else:
             self.counters.refused_opens += 1
-            self._answer(routing_id, refusal)
+            self._replies.answer(routing_id, refusal)
 
     def _draft(self, routing_id: bytes, payload: bytes, m: wire.Draft) -> None:
         route = self._heard(routing_id, m)
         if route is None:
             if self._routes[m.session] is None:
                 self.counters.unknown += 1
-                self._send(routing_id, m.session, _unknown(m.session, m.opening))
+                self._replies.send(routing_id, m.session, _unknown(m.session, m.opening))
             return
         self._pass_on(route, payload)
 
@@ -279,7 +279,7 @@ class Front:
         if not self._workers.workers[route.worker].tell(payload, self._clock.now()):
             # the edge's deadline sends it again
             self.counters.to_worker_dropped += 1
-            self._complain(
+            self._replies.complain(
                 "behind", f"worker {route.worker} is behind: a message of session {route.session:016x} was dropped"
             )
 
@@ -302,18 +302,14 @@ class Front:
         if route is None or route.worker != worker.number:
             return
         route.moved_s = self._clock.now()
-        delivery = self._public.send(route.routing_id, payload)
+        read = self._replies.send(route.routing_id, route.session, payload)
         if isinstance(message, wire.Opened):
             route.granted = True
         elif isinstance(message, wire.Error) and message.opening == route.opening:
             route.running = False
         if not route.granted and message.opening == route.opening and _refuses(message):
             self._routes.forget(route.session)
-        if delivery is Delivery.GONE:
-            self.counters.to_edge_gone += 1
-        elif delivery is Delivery.FULL:
-            self.counters.to_edge_dropped += 1
-            self._log(f"session {route.session:016x} does not read its answers: closed")
+        if not read:
             self._routes.forget(route.session)
             worker.tell(wire.encode(wire.Close(route.session, route.opening)), self._clock.now())
 
@@ -335,25 +331,6 @@ class Front:
             self._announced = True
             self._on_ready()
 
-    # ---- answers
-
-    def _answer(self, routing_id: bytes, message: Message) -> None:
-        self._send(routing_id, message.session, wire.encode(message))
-
-    def _send(self, routing_id: bytes, session: int, payload: bytes) -> None:
-        delivery = self._public.send(routing_id, payload)
-        if delivery is Delivery.GONE:
-            self.counters.to_edge_gone += 1
-        elif delivery is Delivery.FULL:
-            self.counters.to_edge_dropped += 1
-            self._complain("full", f"an edge does not read its answers (session {session:016x}): dropped")
-
-    def _refuse(self, routing_id: bytes, error: WireError) -> None:
-        self.counters.malformed += 1
-        self._complain("malformed", f"a malformed message was refused: {error}")
-        if self._refusals.take():
-            self._answer(routing_id, wire.Error(error.session, error.opening, error.code, str(error)))
-
     def _full(self, m: Message, why: str) -> wire.Error:
         return error_to(m, ErrorCode.FULL, f"{why}; try again", self.limits.retry_ms)
 
@@ -362,7 +339,7 @@ class Front:
         for route in self._routes:
             if route.running:
                 text = "the cloud is shutting down; open again when it is back"
-                self._answer(
+                self._replies.answer(
                     route.routing_id,
                     wire.Error(route.session, route.opening, ErrorCode.DRAINING, text, DRAINING_RETRY_MS),
                 )
