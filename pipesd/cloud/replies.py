@@ -31,7 +31,7 @@ class Replies:
         self.send(routing_id, message.session, wire.encode(message))
 
     def send(self, routing_id: bytes, session: int, payload: bytes) -> bool:
-        """False if the edge does not read what it gets. One that is gone may come back, and is found by its next word."""
+        """False if the edge does not read what it gets. One that is gone may come back; its next word finds it."""
         delivery = self._public.send(routing_id, payload)
         if delivery is Delivery.GONE:
             self._counters.to_edge_gone += 1
