@@ -22,19 +22,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipesd.core import Mode
-from pipesd.protocol.cloud_machine import CloudLimits, CloudMachine
-from pipesd.protocol.edge_machine import (
-    Action,
-    Committed,
-    Done,
-    EdgeMachine,
-    Extend,
-    Fail,
-    Request,
-    Retry,
-    Rollback,
-    Send,
-)
+from pipesd.protocol.actions import Action, Committed, Done, Extend, Fail, Request, Retry, Rollback, Send
+from pipesd.protocol.cloud_machine import CloudMachine
+from pipesd.protocol.cloud_session import CloudLimits
+from pipesd.protocol.edge_machine import EdgeMachine
 from pipesd.protocol.messages import Cancel, Draft, Error, ErrorCode, Gone, Message, Open, Verdict
 from pipesd.protocol.wire import decode, encode
 from tests.witness import STOPS, Witness

@@ -9,8 +9,10 @@ import pytest
 
 from pipesd.core import Mode
 from pipesd.errors import ProtocolError
-from pipesd.protocol.cloud_machine import CloudMachine, Work
-from pipesd.protocol.edge_machine import Action, EdgeMachine, Rollback, State
+from pipesd.protocol.actions import Action, Rollback
+from pipesd.protocol.cloud_machine import CloudMachine
+from pipesd.protocol.cloud_session import Work
+from pipesd.protocol.edge_machine import EdgeMachine, State
 from pipesd.protocol.messages import Cancel, Draft, Message, Open, Opened, Resend
 from pipesd.protocol.vocabulary import digest
 from tests import explore

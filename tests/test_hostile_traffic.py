@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from pipesd.core import Mode
 from pipesd.errors import ProtocolError
-from pipesd.protocol.cloud_machine import CloudLimits, CloudMachine
-from pipesd.protocol.edge_machine import Action, Committed, EdgeMachine, Extend, Request, Rollback
+from pipesd.protocol.actions import Action, Committed, Extend, Request, Rollback
+from pipesd.protocol.cloud_machine import CloudMachine
+from pipesd.protocol.cloud_session import CloudLimits
+from pipesd.protocol.edge_machine import EdgeMachine
 from pipesd.protocol.messages import (
     Cancel,
     Close,

@@ -10,7 +10,8 @@ from typing import Any
 
 from pipesd.cloud.admission import Identity, open_refusal
 from pipesd.core import Mode, ModelInfo, Vocabulary
-from pipesd.protocol.edge_machine import Action, Done, EdgeMachine, Fail, Request, Send
+from pipesd.protocol.actions import Action, Done, Fail, Request, Send
+from pipesd.protocol.edge_machine import EdgeMachine
 from pipesd.protocol.messages import MAJOR, Counters, Draft, Error, ErrorCode, Open, Opened, Resend, Verdict
 from pipesd.protocol.vocabulary import vocabulary_hash
 from tests.explore import Setup, World

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipesd.core import Mode
-from pipesd.protocol import cloud_machine, edge_machine
+from pipesd.protocol import cloud_session, edge_machine
 from pipesd.protocol.messages import Open
 from tests.explore import QUIET_S, Setup, World
 
@@ -46,7 +46,7 @@ def small_bounds() -> Iterator[None]:
     """Small worlds reach their bounds, in every module that imports this."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(edge_machine, "LEAST_AHEAD", LEAST)
-        patch.setattr(cloud_machine, "LEAST_AHEAD", LEAST)
+        patch.setattr(cloud_session, "LEAST_AHEAD", LEAST)
         yield
 
 

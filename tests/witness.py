@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipesd.protocol.edge_machine import Committed, EdgeMachine
+from pipesd.protocol.actions import Committed
+from pipesd.protocol.edge_machine import EdgeMachine
 from pipesd.protocol.messages import Open, Verdict
 
 if TYPE_CHECKING:

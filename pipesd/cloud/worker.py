@@ -13,7 +13,8 @@ from typing import Protocol
 
 from pipesd.clock import Clock, SystemClock
 from pipesd.core import ModelInfo, Vocabulary
-from pipesd.protocol.cloud_machine import CloudLimits, CloudMachine, Work
+from pipesd.protocol.cloud_machine import CloudMachine
+from pipesd.protocol.cloud_session import CloudLimits, Work
 from pipesd.protocol.messages import Beat, Close, Message, Ready
 from pipesd.protocol.wire import decode, encode
 from pipesd.transport import Context, PairSocket, pair_connect

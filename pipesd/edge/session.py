@@ -24,7 +24,8 @@ from pipesd.edge.run import Pieces, Run
 from pipesd.errors import Cancelled, DrafterFailed, PipeSDError, UsageError
 from pipesd.metrics import EventLog, summary
 from pipesd.policy.strategy import make_strategy
-from pipesd.protocol import edge_machine as em
+from pipesd.protocol import actions as act
+from pipesd.protocol.edge_machine import EdgeMachine, State
 from pipesd.protocol.messages import MAJOR, Error, Message, Opened, Probed, ProbeStatus, Verdict, Welcome
 from pipesd.protocol.vocabulary import new_session
 
@@ -57,7 +58,7 @@ class EdgeSession:
         self._clock = clock or SystemClock()
         self._drafter, self._tokeniser = drafter, tokeniser
         self._owned: list[Drafter | Tokeniser] = []
-        self._machine = em.EdgeMachine(new_session(), config.draft_ahead)
+        self._machine = EdgeMachine(new_session(), config.draft_ahead)
         self._patience = Patience(config.patience_s)
         self._events = EventLog(config.events, self._clock)
         self._connection: Connection | None = None
@@ -224,12 +225,12 @@ class EdgeSession:
             run.meter.bytes_up = connection.bytes_up - sent_before
             run.meter.bytes_down = connection.bytes_down - heard_before
 
-    def _begin(self, run: Run, ids: list[int]) -> list[em.Action]:
+    def _begin(self, run: Run, ids: list[int]) -> list[act.Action]:
         """Keep what the prompt shares with the last generation, and open."""
         machine, strategy, welcome = self._machine, self.strategy, self._welcome
         assert welcome is not None and self._tokeniser is not None
         keep = common_prefix(machine.committed, ids)
-        request = em.Request(
+        request = act.Request(
             len(ids) + run.config.max_tokens, self._tokeniser.end_ids.union(welcome.end_ids or ()), strategy.mode,
             self.seed or 0, welcome.model_fingerprint, welcome.vocabulary_hash, MAJOR,
         )  # fmt: skip
@@ -277,11 +278,11 @@ class EdgeSession:
         machine, now_s = self._machine, self._clock.now()
         if self._patience.retry_due(now_s):
             self._perform(run, machine.reopen())
-        elif machine.state is em.State.RUN and machine.nav is None and not machine.more:
+        elif machine.state is State.RUN and machine.nav is None and not machine.more:
             self._patience.rest(now_s)
         elif self._patience.due(now_s, self._line.explain):
             self._events.record("deadline")
-            if machine.state is em.State.RUN or self._line.crossed:
+            if machine.state is State.RUN or self._line.crossed:
                 self._perform(run, machine.deadline())
             self._line.probe(machine.session)
 
@@ -314,32 +315,32 @@ class EdgeSession:
         run.opened(self._clock.now(), drafter=True)
         self._perform(run, self._machine.stop_drafting())
 
-    def _perform(self, run: Run | None, actions: Sequence[em.Action]) -> None:
+    def _perform(self, run: Run | None, actions: Sequence[act.Action]) -> None:
         """Do what the machine says, in order."""
         for action in actions:
             match action:
-                case em.Send(message):
+                case act.Send(message):
                     if not self._line.send(message):
                         self._machine.not_sent(message)
-                case em.Rollback(pos):
+                case act.Rollback(pos):
                     if self._drafter is not None:
                         self._drafter.rollback(min(pos, len(self._drafter)))
                     self._events.record("rollback", pos=pos)
-                case em.Extend(ids) if self._drafter is not None and self.strategy.drafts:
+                case act.Extend(ids) if self._drafter is not None and self.strategy.drafts:
                     self._drafter.extend(ids)
-                case em.Committed(pos, ids, accepted) if run is not None:
+                case act.Committed(pos, ids, accepted) if run is not None:
                     self._events.record("committed", pos=pos, ids=ids, accepted=accepted)
                     run.commit(ids, ["accepted" if own else "target" for own in accepted], self._clock.now())
                     if run.stream.stopped:
                         self._perform(run, self._machine.cancel("stop"))
                     if self.strategy.trigger is not None and not self._machine.draft:
                         self.strategy.trigger.reset()
-                case em.Retry(after_s, code, text):
+                case act.Retry(after_s, code, text):
                     self._patience.retry(self._clock.now(), after_s, refusal(code, text))
                     self._events.record("retry", code=code.name, after_s=after_s)
-                case em.Fail(code, text):
+                case act.Fail(code, text):
                     raise refusal(code, text)
-                case em.Done(reason) if run is not None:
+                case act.Done(reason) if run is not None:
                     run.reason = "stop" if run.stream.stopped else reason
 
     @property

@@ -39,11 +39,10 @@ other by more than one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from pipesd.core import LEAST_AHEAD, Mode, common_prefix
+from pipesd.core import Mode, common_prefix
 from pipesd.policy.accept import accept_greedy
+from pipesd.protocol.cloud_session import CloudLimits, CloudSession, Work
 from pipesd.protocol.fields import U32
 from pipesd.protocol.messages import (
     Cancel,
@@ -64,91 +63,6 @@ from pipesd.protocol.vocabulary import digest
 COUNTERS_EVERY = 8  # a free run tells its counters with every so many verdicts: they cost up to ten bytes
 
 
-@dataclass(frozen=True)
-class CloudLimits:
-    """What one worker grants. `draft_ahead` bounds a session's draft, `run_ahead` its unacknowledged free run (tokens).
-
-    A session unheard of for `quiet_s` may be evicted when there is no room, for `idle_s` it is forgotten.
-    """
-
-    context: int
-    vocabulary_size: int
-    max_sessions: int = 8
-    draft_ahead: int = 32
-    run_ahead: int = 64
-    prefill_piece: int = 128
-    idle_s: float = 600.0
-    quiet_s: float = 5.0
-    full_retry_ms: int = 500
-
-    def __post_init__(self) -> None:
-        assert self.max_sessions >= 1 and self.context >= 2 and self.prefill_piece >= 1
-        assert min(self.draft_ahead, self.run_ahead) >= LEAST_AHEAD
-
-
-class Work(NamedTuple):
-    """One session's share of a pass: cut the slot to `keep` positions, append `ids`, and give the target's choice for
-    each of the last `rows` (none for a piece of the prefill)."""
-
-    session: int
-    slot: int
-    keep: int
-    ids: tuple[int, ...]
-    rows: int
-
-
-@dataclass
-class _Session:
-    session: int
-    slot: int
-    opening: int
-    heard_s: float
-    committed: list[int] = field(default_factory=list)
-    draft: list[int] = field(default_factory=list)
-    epoch: int = -1
-    dead: bool = False
-    end: int = 0
-    known: int = 0
-    want: int = 0  # a verdict is owed while the committed length is below
-    want_end: int = 0  # the branch must be known up to here first
-    said: int = 0
-    repeat: bool = False
-    mode: Mode = Mode.NAV
-    limit: int = 0
-    stop_ids: frozenset[int] = frozenset()
-    ended: bool = True
-    opened: bool = False  # OPENED was sent: the prefill is done
-    answered: bool = True  # the first verdict of this opening was sent
-    hole_asked: bool = False
-    cached: int = 0  # positions of `committed` that the target's slot holds
-    passes: int = 0
-    verified: int = 0
-    stale: int = 0
-    busy_s: float = 0.0
-    owed_since_s: float = 0.0
-    verdicts: int = 0
-
-    @property
-    def owed(self) -> bool:
-        """A verdict is owed: asked for, not reached, and the branch lives."""
-        return not self.ended and not self.dead and len(self.committed) < self.want
-
-    def wants_pass(self, run_ahead: int) -> bool:
-        if self.ended or not self.opened:
-            return False
-        if self.owed and self.end >= self.want_end:
-            return True
-        if self.draft:
-            return self.mode >= Mode.EAGER
-        return self.mode is Mode.FREE and len(self.committed) - self.known < run_ahead
-
-    def kill_branch(self) -> None:
-        self.dead = True
-        self.stale += len(self.draft)
-        self.draft = []
-        self.want = self.want_end = 0
-
-
 class CloudMachine:
     """All sessions of one worker. `receive` takes messages, `work` says what a pass should compute, `done` takes its
     result, `tick` forgets the idle. Messages returned are to be sent; slots in `take_freed` hold nothing of use."""
@@ -156,7 +70,7 @@ class CloudMachine:
     def __init__(self, limits: CloudLimits, pass_ms: int = 1) -> None:
         self.limits = limits
         self._pass_ms = pass_ms  # the longest pass so far: edges wait at least as long before they ask again
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, CloudSession] = {}
         self._free_slots = list(range(limits.max_sessions))[::-1]
         self._freed: list[int] = []
         self._prefills = 0
@@ -230,8 +144,8 @@ class CloudMachine:
                     text = f"all {self.limits.max_sessions} sessions of this worker are in use"
                     return [_error(m, ErrorCode.FULL, text, self.limits.full_retry_ms)]
                 replies.append(evicted)
-            s = self._sessions[m.session] = _Session(m.session, self._free_slots.pop(), m.opening, now_s)
-        fresh = _Session(m.session, s.slot, m.opening, now_s)
+            s = self._sessions[m.session] = CloudSession(m.session, self._free_slots.pop(), m.opening, now_s)
+        fresh = CloudSession(m.session, s.slot, m.opening, now_s)
         fresh.committed = kept + list(m.ids)
         fresh.end = fresh.known = fresh.said = length
         fresh.mode = m.mode
@@ -242,7 +156,7 @@ class CloudMachine:
         self._sessions[m.session] = fresh
         return replies + self._open_if_ready(fresh)
 
-    def _draft(self, s: _Session, m: Draft, now_s: float) -> list[Message]:
+    def _draft(self, s: CloudSession, m: Draft, now_s: float) -> list[Message]:
         if m.known > len(s.committed):
             return [_error(m, ErrorCode.UNKNOWN, f"{m.known} ids are known at the edge, {len(s.committed)} here")]
         outside = [token for token in m.ids if token >= self.limits.vocabulary_size]
@@ -257,7 +171,7 @@ class CloudMachine:
             replies = self._opened(s)
         return replies + self._take(s, m, now_s)
 
-    def _take(self, s: _Session, m: Draft, now_s: float) -> list[Message]:
+    def _take(self, s: CloudSession, m: Draft, now_s: float) -> list[Message]:
         """Compare the draft by position, and keep what lies beyond the committed length."""
         after = m.pos + len(m.ids)
         if m.epoch < s.epoch or (m.epoch == s.epoch and s.dead) or s.ended:
@@ -320,7 +234,7 @@ class CloudMachine:
         piece = s.committed[s.cached : min(s.cached + self.limits.prefill_piece, len(s.committed) - 1)]
         return [Work(s.session, s.slot, s.cached, tuple(piece), 0)]
 
-    def _verification(self, s: _Session) -> Work:
+    def _verification(self, s: CloudSession) -> Work:
         length = len(s.committed)
         count = len(s.draft) if s.mode >= Mode.EAGER else min(len(s.draft), max(0, s.want_end - length))
         return Work(s.session, s.slot, length - 1, (s.committed[-1], *s.draft[:count]), count + 1)
@@ -379,11 +293,11 @@ class CloudMachine:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _open_if_ready(self, s: _Session) -> list[Message]:
+    def _open_if_ready(self, s: CloudSession) -> list[Message]:
         s.opened = s.cached == len(s.committed) - 1
         return self._opened(s)
 
-    def _opened(self, s: _Session) -> list[Message]:
+    def _opened(self, s: CloudSession) -> list[Message]:
         """What was granted, and what is to be said."""
         if not s.opened:
             return []
@@ -391,7 +305,7 @@ class CloudMachine:
         granted = Opened(s.session, s.opening, s.limit, limits.draft_ahead, limits.run_ahead, self._pass_ms)
         return [granted, *self._say(s)]
 
-    def _say(self, s: _Session, *, counters: bool = False) -> list[Message]:
+    def _say(self, s: CloudSession, *, counters: bool = False) -> list[Message]:
         if not s.opened or (s.said == len(s.committed) and not s.repeat):
             return []
         ids = tuple(s.committed[s.said :])
@@ -418,7 +332,7 @@ class CloudMachine:
         ]
         return self._forget(min(free, key=lambda s: (not s.ended, s.heard_s))) if free else None
 
-    def _forget(self, s: _Session) -> Message:
+    def _forget(self, s: CloudSession) -> Message:
         del self._sessions[s.session]
         self._free_slots.append(s.slot)
         self._freed.append(s.slot)

@@ -1,0 +1,70 @@
+"""What the edge's machine says is to be done, and what every OPEN of a generation repeats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pipesd.core import FinishReason, Mode
+from pipesd.protocol.messages import ErrorCode, Message
+
+
+class Send(NamedTuple):
+    """Give this message to the link; if it cannot be sent, a deadline repeats what matters."""
+
+    message: Message
+
+
+class Rollback(NamedTuple):
+    """The drafter forgets every position from `pos` on."""
+
+    pos: int
+
+
+class Extend(NamedTuple):
+    """The drafter decodes these committed ids behind what it holds."""
+
+    ids: tuple[int, ...]
+
+
+class Committed(NamedTuple):
+    """`ids` are committed from `pos` on; `accepted[i]` says whether the i-th was the edge's own draft token."""
+
+    pos: int
+    ids: tuple[int, ...]
+    accepted: tuple[bool, ...]
+
+
+class Retry(NamedTuple):
+    """The cloud cannot serve just now: call `reopen` after `after_s`."""
+
+    after_s: float
+    code: ErrorCode
+    text: str
+
+
+class Fail(NamedTuple):
+    """The cloud refuses this generation for good."""
+
+    code: ErrorCode
+    text: str
+
+
+class Done(NamedTuple):
+    reason: FinishReason
+
+
+Action = Send | Rollback | Extend | Committed | Retry | Fail | Done
+
+
+@dataclass(frozen=True)
+class Request:
+    """What every OPEN of one generation repeats. `limit` is the absolute position behind the last id allowed."""
+
+    limit: int
+    stop_ids: frozenset[int]
+    mode: Mode
+    seed: int
+    model_fingerprint: bytes
+    vocabulary_hash: bytes
+    major: int
