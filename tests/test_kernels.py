@@ -194,8 +194,8 @@ def test_an_upgrade_never_uses_old_code(cache: Path, tmp_path: Path) -> None:
     source = root / "pipesd" / "_kernels" / "token_batches.py"
     stamp = source.stat()
     old = source.read_text()
-    new = old.replace("return count, end + (alpha - gap)", "return count, end - (alpha - gap)")
-    assert new != old
+    new = old.replace("TIE = 1e-9", "TIE = 9e-1")  # a constant: numba's key, made from the byte code, stays the same
+    assert new != old and len(new) == len(old)
     source.write_text(new)
     os.utime(source, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     used, plans, _ = end(start(cache, root=root, before=SAME_STAMP))

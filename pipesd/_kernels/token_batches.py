@@ -76,9 +76,7 @@ def _plan(
             i = j
             while i > 0 and gamma * j + k * gap + beta * (window - i + 1) <= deadline:
                 i -= 1
-            if i == j:  # not even one token fits
-                k = window + 1
-                break
+            assert i < j  # the plan found above meets every deadline that is asked for
             j = i
         if count == 0:
             count = k
