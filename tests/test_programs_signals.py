@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import array
 import fcntl
 import os
 import signal
 import socket
 import subprocess
-import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +18,6 @@ import pytest
 from pipesd.config import EdgeConfig
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import Unreachable
-from pipesd.sim.texts import KeyedText
 from pipesd.transport import Context, front_socket
 from tests.clouds import NOWHERE, PATIENT_S, InThread, serving, wait_until
 from tests.programs import ENDS_S, Models, Program, Ran, make_models
@@ -138,23 +135,20 @@ def test_while_the_cloud_computes(models: Models, number: signal.Signals, strate
 
 
 @pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="the size of a pipe cannot be set here")
-def test_while_nobody_takes_the_output(models: Models) -> None:
-    wide = KeyedText(alphabet=[models.vocabulary.pieces.index("🙂".encode())])
-    with serving(wide, target={"vocabulary": models.vocabulary, "context": 4000}) as served:
-        command = [*Program.command("edge"), "generate", *models.options, "--cloud", served.address]
-        command += ["--strategy", "cloud", "--prompt", "x", "--max-tokens", "3000"]
+@pytest.mark.parametrize("more", [[], ["--json"]], ids=str)
+def test_while_nobody_takes_the_output(models: Models, more: list[str]) -> None:
+    """A pipe that is full before the first word."""
+    with serving(LAW, target={"vocabulary": models.vocabulary, "pass_s": SLOW_S}) as served:
+        command = [*Program.command("edge"), "generate", *models.options, "--cloud", served.address, *more]
         reader, writer = os.pipe()
-        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
-        process = subprocess.Popen(command, stdout=writer, stderr=subprocess.DEVNULL, env=Program.environment())
+        os.write(writer, bytes(fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)))
+        process = subprocess.Popen(
+            [*command, "--prompt", "x"], stdout=writer, stderr=subprocess.DEVNULL, env=Program.environment()
+        )
         os.close(writer)
         try:
-            held = array.array("i", [0])
-
-            def full() -> bool:
-                fcntl.ioctl(reader, termios.FIONREAD, held)
-                return held[0] > 4000
-
-            wait_until(full, "a full pipe")
+            wait_until(lambda: served.passes > 0, "a text")
+            time.sleep(0.2)
             begun_s = time.monotonic()
             process.send_signal(signal.SIGINT)
             assert process.wait(PATIENT_S) == 130 and time.monotonic() - begun_s < ENDS_S

@@ -20,6 +20,7 @@ from typing import Self
 from pipesd.errors import Cancelled
 
 PATIENCE_S = 1.5  # how long an interrupted program may take to end by itself
+WORDS_S = 0.3  # and its last words
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _SETTLED = b"\0"  # no signal has this number
 
@@ -43,8 +44,8 @@ class Interrupts:
         self._mood = _Mood.RAISE
         self._cancel: Callable[[], None] = lambda: None
         self._came: int | None = None  # the signal
-        self._settling = threading.Lock()
-        self._settled = False
+        self._speaking = threading.Lock()
+        self._spoken = False
 
     def __enter__(self) -> Self:
         self._reader, self._writer = os.pipe()
@@ -57,7 +58,6 @@ class Interrupts:
 
     def __exit__(self, *_: object) -> None:
         self._mood = _Mood.NOTE
-        self.settle()
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
             signal.signal(number, handler if self._came is None else signal.SIG_DFL)
@@ -87,19 +87,18 @@ class Interrupts:
         finally:
             self._mood = _Mood.NOTE
 
-    def settle(self) -> None:
-        """What was interrupted has ended by itself: nobody else is to speak or to end the program."""
-        with self._settling:
-            self._settled = True
-        os.write(self._writer, _SETTLED)
+    def speak(self) -> None:
+        """From here on the last words are the caller's business."""
+        with self._speaking:
+            self._spoken = True
 
     def forgive(self) -> bool:
         """Whether to go on: no signal came, or SIGINT, which was meant for what has just ended."""
         if self._came == signal.SIGTERM:
             return False
         if self._came is not None:
-            self.settle()
-            self._came, self._settled = None, False
+            os.write(self._writer, _SETTLED)
+            self._came = None
             for number in NUMBERS:
                 signal.signal(number, self._handle)
         return True
@@ -121,9 +120,9 @@ class Interrupts:
             in_time = select.select([self._reader], [], [], PATIENCE_S)[0]
             if in_time and os.read(self._reader, 1) in (b"", _SETTLED):
                 continue
-            with self._settling:
-                if self._settled:
-                    continue
-                if not in_time:
-                    self.last_words()
+            with self._speaking:
+                if not in_time and not self._spoken:
+                    words = threading.Thread(target=self.last_words, daemon=True)
+                    words.start()
+                    words.join(WORDS_S)  # perhaps it is the output that nobody takes
                 os._exit(Cancelled.exit_code)

@@ -54,7 +54,7 @@ def generate_once(
         failure = Cancelled("interrupted")
     except PipeSDError as error:
         failure = error
-    interrupts.settle()
+    interrupts.speak()
     reason = _finish_reason(session, failure)
     if as_json:
         show(_json(session, reason))
@@ -153,7 +153,7 @@ def _warn(edge: EdgeConfig, options: GenerateConfig) -> None:
 def _finish_reason(session: EdgeSession, failure: PipeSDError | None) -> FinishReason:
     if isinstance(failure, Cancelled):
         return "cancelled"
-    return "error" if failure is not None else session.finish_reason or "error"
+    return session.finish_reason or "error"
 
 
 def _json(session: EdgeSession, reason: FinishReason) -> str:
