@@ -101,15 +101,19 @@ def _run_command(parser: Parser, argv: Sequence[str], failed: Failed) -> int:
         code = complain(error)
         show(failed(argv, isinstance(error, Cancelled)))
         return code
+    except (OSError, MemoryError) as error:  # what a machine refuses at any place: files, processes, memory
+        code = complain(PipeSDError(f"this machine refuses: {error or type(error).__name__}"), cause=error)
+        show(failed(argv, False))
+        return code
     except KeyboardInterrupt:
         show(failed(argv, True))
         return Cancelled.exit_code
 
 
-def complain(error: PipeSDError) -> int:
+def complain(error: PipeSDError, cause: BaseException | None = None) -> int:
     """Say on stderr what went wrong, in one line, and with `--debug` where; returns the exit code."""
     if not isinstance(error, OutputClosed):
-        log.error("%s", error, exc_info=error if log.isEnabledFor(logging.DEBUG) else None)
+        log.error("%s", error, exc_info=(cause or error) if log.isEnabledFor(logging.DEBUG) else None)
     return error.exit_code
 
 

@@ -101,9 +101,9 @@ class Program:
         self.process.stdin.write(text.encode())
         self.process.stdin.flush()
 
-    def send(self, number: signal.Signals) -> float:
-        """Send a signal to the process alone; the time."""
-        os.kill(self.process.pid, number)
+    def send(self, number: signal.Signals, *, group: bool = False) -> float:
+        """Send a signal to the process alone, or as a terminal does to all that it has started too; the time."""
+        (os.killpg if group else os.kill)(self.process.pid, number)
         return time.monotonic()
 
     def end(self, within_s: float = 3 * PATIENT_S, *, since_s: float | None = None, debug: bool = False) -> Ran:

@@ -323,3 +323,17 @@ def test_errors_under_narrow_encodings(environment: dict[str, str]) -> None:
 def test_a_message_cannot_steer_the_terminal() -> None:
     ran = edge("generate", "--draft", "/no/\x1b[31mred\x07\nline.gguf", "--prompt", "x", "--cloud", NOWHERE)
     assert ran.code == 2 and ran.complaint.isprintable()
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    gone = f"import os; os.mkdir({str(tmp_path / 'x')!r}); os.chdir({str(tmp_path / 'x')!r}); os.rmdir(os.getcwd()); "
+    ran = edge("generate", "--draft", "here.gguf", "--prompt", "x", "--cloud", NOWHERE, before=gone)
+    assert ran.code == 2 and "here.gguf" in ran.complaint
+
+
+def test_what_the_machine_refuses_is_one_line() -> None:
+    """A limit of open files that leaves no room for a file."""
+    before = "import resource, pipesd.edge.output; resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4)); "
+    ran = edge("generate", "--draft", "x", "--json", before=before)
+    assert ran.code == 1 and one_object(ran)["finish_reason"] == "error"
+    assert ran.complaint == "pipesd-edge: this machine refuses: [Errno 24] Too many open files"

@@ -119,7 +119,7 @@ def test_interrupting_an_answer_goes_on_to_the_next_turn(models: Models) -> None
     assert ran.out.count("\n") == 3, "each answer ends its line"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_between_turns_leaves(models: Models, number: signal.Signals) -> None:
     with talk(models, "--max-tokens", 3) as (program, served):
         program.write("hello\n")

@@ -25,7 +25,7 @@ from tests.scripted_cloud import BEFORE, LAW
 from tests.test_programs import one_object
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
-EXIT = {signal.SIGINT: 130, signal.SIGTERM: 0}  # of the cloud
+EXIT = {signal.SIGINT: 130, signal.SIGTERM: 0, signal.SIGHUP: 0}  # of the cloud
 BUSY = "import hashlib; busy = lambda *a, **b: hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9); "  # no step of Python
 SLOW_S = 0.02  # of a pass
 
@@ -115,6 +115,7 @@ def test_without_a_peer(models: Models, number: signal.Signals, peer: str) -> No
         ("prefill", "cloud", signal.SIGTERM),
         ("round", "vanilla", signal.SIGTERM),
         ("round", "cloud", signal.SIGINT),
+        ("round", "vanilla", signal.SIGHUP),
     ],
 )
 def test_while_the_cloud_computes(models: Models, number: signal.Signals, strategy: str, busy: str) -> None:
@@ -132,6 +133,16 @@ def test_while_the_cloud_computes(models: Models, number: signal.Signals, strate
             wait_until(lambda: front.sessions == 0, "the cloud to forget the session, having heard CLOSE")
     assert (len(result["token_ids"]) > 3) == (busy == "round")
     assert result["stats"]["tokens"] == len(result["token_ids"])
+
+
+def test_hangups_are_left_to_nohup(models: Models) -> None:
+    nohup = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+    with serving(LAW, target={"vocabulary": models.vocabulary, "pass_s": SLOW_S}) as served:
+        arguments = ["--prompt", "x", "--cloud", served.address, "--max-tokens", 20]
+        with generating(models, *arguments, before=nohup) as program:
+            wait_until(lambda: served.passes > 0, "a text")
+            program.send(signal.SIGHUP)
+            assert program.end().code == 0
 
 
 @pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="the size of a pipe cannot be set here")
@@ -190,10 +201,12 @@ def test_cloud_while_workers_load(models: Models, number: signal.Signals, tmp_pa
     assert (ran.code, ran.out) == (EXIT[number], "")
 
 
+@pytest.mark.parametrize("number", EXIT, ids=lambda number: number.name)
 def test_cloud_when_idle_and_its_port_is_free_at_once(models: Models, number: signal.Signals) -> None:
-    with cloud(models) as program:
+    """To all that the program has started, as from a terminal; and nothing is left open."""
+    with cloud(models, python=["-X", "dev"]) as program:
         address = address_of(program)
-        ran = program.end(ENDS_S, since_s=program.send(number))
+        ran = program.end(ENDS_S, since_s=program.send(number, group=True))
         free_at_once(address)
     assert (ran.code, ran.err) == (EXIT[number], "")
     assert ran.out == f"pipesd-cloud: serving at {address}\n"

@@ -30,15 +30,23 @@ _log = logging.getLogger("pipesd.cloud")
 def serve(
     config: CloudConfig, *, make_target: MakeTarget | None = None, announce: Callable[[str], None] | None = None
 ) -> int:
-    """Serve until SIGTERM (drains; a second one ends at once) or SIGINT (ends at once); call it from the main thread.
+    """Serve until SIGTERM or SIGHUP (drains; a second one ends at once) or SIGINT (ends at once); in the main thread.
 
     `announce` (by default: print) gets one line with the address when all workers are ready. Returns the exit code: 0,
     or 130 after SIGINT. Raises UsageError when the address cannot be bound or the model cannot be loaded, PipeSDError
     when a worker failed too often. `make_target` must be picklable; by default it loads `config.model`.
     """
     body = _worker_body(config, make_target or partial(load_target, config))
-    interrupted = threading.Event()
-    with Context() as context, _public_socket(context, config) as public:
+    front: Front | None = None
+    caught: list[int] = []
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        caught.append(number)
+        if front is not None:
+            front.stop(now=number == signal.SIGINT)
+
+    # first, so that no interrupt can come between a socket and the block that closes it
+    with _signals(on_signal), Context() as context, _public_socket(context, config) as public:
         front = Front(
             public,
             lambda number: WorkerProcess(context, number, body),
@@ -47,16 +55,11 @@ def serve(
             clock=SystemClock(),
             on_ready=lambda: (announce or _print)(f"pipesd-cloud: serving at {public.address}"),
         )
-
-        def on_signal(number: int, _: FrameType | None) -> None:
-            if number == signal.SIGINT:
-                interrupted.set()
-            front.stop(now=number == signal.SIGINT)
-
+        if caught:
+            front.stop(now=True)
         _allow_many_files()
-        with _signals(on_signal):
-            front.run()
-    return Cancelled.exit_code if interrupted.is_set() else 0
+        front.run()
+    return Cancelled.exit_code if signal.SIGINT in caught else 0
 
 
 class CloudServer:
@@ -213,7 +216,9 @@ def _allow_many_files() -> None:
 
 @contextmanager
 def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # else it is nohup's business
+        numbers.append(signal.SIGHUP)
     before = [signal.signal(number, handler) for number in numbers]
     try:
         yield

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM at the edge: the first ends what runs, which still tells the cloud; the second ends the program.
+"""SIGINT, SIGTERM and SIGHUP at the edge: the first ends what runs, which tells the cloud; the second ends the program.
 
 Python acts on a signal between two of its own steps. A native call that takes long (a model that is loaded, a prompt
 that is read, a write that nobody takes) would hold it up, so a thread watches too and ends a program that does not end
@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 from pipesd.errors import Cancelled
 
 PATIENCE_S = 1.5  # how long an interrupted program may take to end by itself
 WORDS_S = 0.3  # and its last words
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SETTLED = b"\0"  # no signal has this number
 
 
@@ -50,7 +50,11 @@ class Interrupts:
     def __enter__(self) -> Self:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        self._before = {number: signal.signal(number, self._handle) for number in NUMBERS}
+        self._before: dict[signal.Signals, Any] = {
+            number: signal.signal(number, self._handle)
+            for number in NUMBERS
+            if number != signal.SIGHUP or signal.getsignal(number) == signal.SIG_DFL  # else it is nohup's business
+        }
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._watch, name="pipesd-interrupts", daemon=True)
         self._thread.start()
@@ -94,17 +98,17 @@ class Interrupts:
 
     def forgive(self) -> bool:
         """Whether to go on: no signal came, or SIGINT, which was meant for what has just ended."""
-        if self._came == signal.SIGTERM:
+        if self._came not in (None, signal.SIGINT):
             return False
         if self._came is not None:
             os.write(self._writer, _SETTLED)
             self._came = None
-            for number in NUMBERS:
+            for number in self._before:
                 signal.signal(number, self._handle)
         return True
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        for each in NUMBERS:
+        for each in self._before:
             signal.signal(each, signal.SIG_DFL)
         self._came = number
         if self._mood is _Mood.RAISE:

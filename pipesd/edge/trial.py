@@ -39,7 +39,7 @@ def run_child(command: Sequence[str]) -> tuple[int, str]:
     """
     environment = dict(
         os.environ,
-        PYTHONPATH=os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+        PYTHONPATH=os.pathsep.join(entry or os.curdir for entry in sys.path),
         GGML_NO_BACKTRACE="1",  # else llama.cpp calls a debugger when it aborts
     )
     child = None
