@@ -137,7 +137,10 @@ class OwnedSocket:
 
 
 def new_socket(context: Context, kind: int, settings: SocketSettings) -> Socket:
-    socket = context.socket(kind)
+    try:
+        socket = context.socket(kind)
+    except zmq.ZMQError as error:
+        raise PipeSDError(f"no socket can be made: {error.strerror}") from None
     options = {
         zmq.SNDHWM: settings.send_messages,
         zmq.RCVHWM: settings.receive_messages,

@@ -208,6 +208,14 @@ class Edge:
         return answer.ids[0]
 
 
+@contextmanager
+def edge_at(address: str) -> Iterator[Edge]:
+    context = Context()
+    with Edge(context, address) as edge:
+        yield edge
+    context.term()
+
+
 def hello(**other: Any) -> wire.Hello:
     return wire.Hello(9, 0, wire.MAJOR, wire.MINOR, 0, 300, HASH)._replace(**other)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import socket as net
 import subprocess
@@ -11,12 +12,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from front_harness import SOON_S, Edge, wait_for
+from front_harness import SOON_S, Edge, edge_at, hello, wait_for
 
 from pipesd.cloud.server import CloudServer
 from pipesd.config import CloudConfig
@@ -26,7 +26,6 @@ from pipesd.protocol import wire
 from pipesd.protocol.vocabulary import vocabulary_hash
 from pipesd.protocol.wire import ErrorCode
 from pipesd.sim.targets import Fault, ScriptedTarget
-from pipesd.transport import Context
 
 LOCAL = CloudConfig(bind="tcp://127.0.0.1:0")
 PROMPT = (1, 2, 3)
@@ -67,14 +66,6 @@ def generate(edge: Edge, session: int, tokens: int, *, patience_s: float = 20.0)
             opening += 1
             edge.say(open_free(session, opening, committed, tokens))
     return committed
-
-
-@contextmanager
-def edge_at(address: str) -> Iterator[Edge]:
-    context = Context()
-    with Edge(context, address) as edge:
-        yield edge
-    context.term()
 
 
 def port_is_free(address: str) -> bool:
@@ -184,7 +175,14 @@ if __name__ == "__main__":
 class Program:
     """`serve` in a process of its own, in a process group of its own."""
 
-    def __init__(self, folder: Path, bind: str = "tcp://127.0.0.1:0", workers: int = 1, pass_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        bind: str = "tcp://127.0.0.1:0",
+        workers: int = 1,
+        pass_s: float = 0.0,
+        limit: Callable[[], None] | None = None,
+    ) -> None:
         script = folder / "program.py"
         script.write_text(PROGRAM)
         self.scratch = folder / "scratch"
@@ -195,6 +193,7 @@ class Program:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=limit,
             env={**os.environ, "TMPDIR": str(self.scratch), "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         self.address = ""
@@ -368,3 +367,23 @@ def test_a_port_in_use_is_one_line(folder: Path) -> None:
         out, err = program.process.communicate(timeout=20)
     assert program.process.returncode == 1 and out == ""
     assert re.fullmatch(rf"error: {bind}: port \d+ is in use[^\n]*\n", err)
+
+
+@needs_proc
+@pytest.mark.slow
+def test_a_crowd_that_takes_all_files_ends_neither_front_nor_worker_for_good(folder: Path) -> None:
+    few = 128
+    program = Program(folder, limit=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))).ready()
+    address = ("127.0.0.1", int(program.address.rpartition(":")[2]))
+    crowd = [net.create_connection(address) for _ in range(few)]
+    (worker,) = program.workers()
+    os.kill(worker, signal.SIGKILL)
+    with edge_at(program.address) as edge:  # those who do not greet are sent away after three seconds
+        wait_for(lambda: edge.socket.send(wire.encode(hello())), 20.0)
+        assert isinstance(edge.hear(), wire.Welcome)
+        wait_for(lambda: edge.ask(wire.Probe(0, 0, 1)).status is wire.ProbeStatus.OK, 20.0)
+    for each in crowd:
+        each.close()
+    code, err = program.end(signal.SIGTERM, within_s=3.0)
+    assert code == 0
+    assert "cannot be started: no socket can be made: Too many open files" in err and "ready again" in err

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import shutil
 import signal
 import socket as net
 import sys
@@ -18,13 +17,16 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from multiprocessing import connection, resource_tracker
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 from pipesd.cloud.supervisor import Ending
 from pipesd.errors import PipeSDError
 from pipesd.transport import Context, pair_listen
 
+SOCKET_NAME = "front"
 MAX_REASON_BYTES = 4096
 MAX_IPC_PATH_BYTES = 100  # what every system takes as the path of a local socket
 ENDED_S = 5.0  # how long a killed process may take to be gone
@@ -40,28 +42,28 @@ class WorkerProcess:
     """A worker in a process of its own."""
 
     def __init__(self, context: Context, number: int, body: WorkerBody) -> None:
+        """OSError or PipeSDError: the system has no files, processes or memory left; nothing stays behind."""
         self._folder = _private_folder()
-        endpoint = f"ipc://{self._folder}/{number}"
-        self.pair = pair_listen(context, endpoint)
-        spawn = multiprocessing.get_context("spawn")
-        self._reasons, told = spawn.Pipe(duplex=False)
-        level = logging.getLogger("pipesd").getEffectiveLevel()
-        self._process = spawn.Process(
-            target=_process_main,
-            args=(number, endpoint, self._folder, body, told, level),
-            name=f"pipesd-worker-{number}",
-        )
-        resource_tracker.ensure_running()  # starting it would unblock the signals
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        try:
-            self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        told.close()
-        self.sentinel = self._process.sentinel
+        with ExitStack() as undo:
+            undo.callback(self.settled)
+            endpoint = f"ipc://{self._folder}/{SOCKET_NAME}"
+            self.pair = undo.enter_context(pair_listen(context, endpoint))
+            spawn = multiprocessing.get_context("spawn")
+            self._reasons, told = spawn.Pipe(duplex=False)
+            undo.enter_context(self._reasons)
+            with told:
+                level = logging.getLogger("pipesd").getEffectiveLevel()
+                self._process = spawn.Process(
+                    target=_process_main,
+                    args=(number, endpoint, self._folder, body, told, level),
+                    name=f"pipesd-worker-{number}",
+                )
+                _start_undisturbed(self._process)
+            self.sentinel = self._process.sentinel
+            undo.pop_all()
 
     def settled(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        _remove(self._folder)
 
     def ended(self) -> Ending | None:
         code = self._process.exitcode
@@ -99,10 +101,10 @@ class WorkerThread:
 
     def __init__(self, context: Context, number: int, body: WorkerBody) -> None:
         endpoint = f"inproc://pipesd-worker-{number}-{id(self)}"
+        self._ended_reader, self._ended_writer = net.socketpair()
         self.pair = pair_listen(context, endpoint)
         self._stop = threading.Event()
         self._ending: Ending | None = None
-        self._ended_reader, self._ended_writer = net.socketpair()
         self.sentinel = self._ended_reader.fileno()
         self._thread = threading.Thread(
             target=self._main,
@@ -132,6 +134,16 @@ class WorkerThread:
     def _main(self, context: Context, endpoint: str, body: WorkerBody) -> None:
         self._ending = _run(lambda: body(endpoint, context=context, stop=self._stop))
         self._ended_writer.close()  # wakes the front
+
+
+def _start_undisturbed(process: BaseProcess) -> None:
+    """Start a process in which interrupts and SIGTERM are blocked."""
+    resource_tracker.ensure_running()  # starting it would unblock the signals
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _process_main(
@@ -171,7 +183,7 @@ def _run(body: Callable[[], None]) -> Ending:
 def _leave_with_parent(folder: str) -> None:
     parent: Any = multiprocessing.parent_process()
     connection.wait([parent.sentinel])
-    shutil.rmtree(folder, ignore_errors=True)
+    _remove(folder)
     os._exit(1)
 
 
@@ -182,6 +194,14 @@ def _private_folder() -> str:
         return folder
     os.rmdir(folder)
     return tempfile.mkdtemp(prefix="pipesd-", dir="/tmp")
+
+
+def _remove(folder: str) -> None:
+    """The folder and the socket in it, as far as they are there; needs no file descriptor, for there may be none."""
+    with suppress(FileNotFoundError):
+        os.unlink(os.path.join(folder, SOCKET_NAME))
+    with suppress(FileNotFoundError):
+        os.rmdir(folder)
 
 
 def _one_line(text: str) -> str:

@@ -173,7 +173,11 @@ class Supervisor:
         self.changes += 1
 
     def _start(self, worker: Worker, now_s: float) -> None:
-        worker.running = self._launch(worker.number)
+        try:
+            worker.running = self._launch(worker.number)
+        except (OSError, PipeSDError) as error:  # no more files, processes or memory: others may let go of some
+            self._rest(worker, Ending(1, f"it cannot be started: {error}"), now_s)
+            return
         worker.phase = Phase.LOADING
         worker.hear(now_s)
         self.changes += 1
@@ -193,11 +197,15 @@ class Supervisor:
         return Ending(1, reason)
 
     def _bury(self, worker: Worker, ending: Ending, now_s: float) -> None:
-        """Clears up after a worker and says when it is to be started again."""
+        """Clears up after a worker."""
         assert worker.running is not None
         worker.running.close(0.0)
         worker.running, worker.phase = None, Phase.RESTING
         self.changes += 1
+        self._rest(worker, ending, now_s)
+
+    def _rest(self, worker: Worker, ending: Ending, now_s: float) -> None:
+        """Says when it is to be started again, or gives up."""
         self.crashes += 1
         if not self._ever_ready:
             raise _given_up(str(ending), ending.exit_code)
