@@ -33,8 +33,11 @@ def test_a_gap_makes_the_streamed_plan() -> None:
 
 
 def test_neither_numba_nor_numpy_is_loaded_for_one_plan() -> None:
-    forbid = "import sys; sys.modules.update(numba=None, numpy=None)\n"
-    assert json.loads(edge("plan", *PAPER, "--json", before=forbid).out)["total_ms"] == 2456.0
+    tell = (
+        "import atexit, sys; atexit.register(lambda: print({'numba', 'numpy'} & set(sys.modules), file=sys.stderr))\n"
+    )
+    ran = edge("plan", *PAPER, "--json", before=f"import atexit, sys; atexit.register(lambda: {loaded})\n")
+    assert (json.loads(ran.out)["total_ms"], ran.err) == (2456.0, "set()\n")
 
 
 def test_a_person_reads_sizes_total_and_course() -> None:
