@@ -33,9 +33,7 @@ def test_a_gap_makes_the_streamed_plan() -> None:
 
 
 def test_neither_numba_nor_numpy_is_loaded_for_one_plan() -> None:
-    tell = (
-        "import atexit, sys; atexit.register(lambda: print({'numba', 'numpy'} & set(sys.modules), file=sys.stderr))\n"
-    )
+    loaded = "print({'numba', 'numpy'} & set(sys.modules), file=sys.stderr)"
     ran = edge("plan", *PAPER, "--json", before=f"import atexit, sys; atexit.register(lambda: {loaded})\n")
     assert (json.loads(ran.out)["total_ms"], ran.err) == (2456.0, "set()\n")
 
