@@ -199,7 +199,7 @@ def test_a_peer_that_does_not_read_fills_its_own_queue_only(context: Context, fr
 # ---- parts and sizes
 
 
-@pytest.mark.parametrize("parts", [2, 3, 200_001])
+@pytest.mark.parametrize("parts", [2, 3, 60_001])
 def test_the_front_refuses_any_other_number_of_parts(context: Context, front: FrontSocket, parts: int) -> None:
     with _raw_dealer(context, front.address) as raw:
         raw.send_multipart([b"x"] * parts)
@@ -342,7 +342,7 @@ def test_a_stranger_that_greets_wrongly_for_hours_does_not_block_the_socket() ->
     with _http_server() as port:
         edge = edge_socket(context, f"127.0.0.1:{port}", settings=quick)
         edge.zmq_socket.setsockopt(zmq.RECONNECT_IVL_MAX, 0)
-        wait_for(lambda: _http_server.accepted > 1500, 20.0)
+        wait_for(lambda: _http_server.accepted > 1200, 20.0)
         assert edge.connection_state() is Link.FOREIGN
         edge.close()
     context.term()
@@ -528,8 +528,11 @@ def test_wake_ends_a_wait_from_any_thread(context: Context, front: FrontSocket) 
         for _ in range(100_000):  # never blocks, whoever calls it how often
             edge.wake()
         assert edge.receive(SOON_S) is None, "the next wait ends too"
+        begun_s = time.monotonic()
+        assert edge.receive(0.05) is None
+        assert time.monotonic() - begun_s >= 0.05, "and no other"
         front.send(routing_id, b"answer")
-        assert edge.receive(SOON_S) == b"answer", "and only that one"
+        assert edge.receive(SOON_S) == b"answer"
     edge.wake()
 
 
