@@ -81,7 +81,7 @@ def test_help_comes_at_once_and_loads_nothing_heavy(side: str, command: str) -> 
 # ---- what is not delivered
 
 
-@pytest.mark.parametrize("rest", [[], ["--help"], ["--cloud", NOWHERE, "--json"], ["new", "--name", "x"], ["--", "-x"]])
+@pytest.mark.parametrize("rest", [[], ["--help"], ["--cloud", NOWHERE, "--json"], ["new", "--name", "x"]])
 @pytest.mark.parametrize("command", ["link", "tune", "serve", "doctor", "keys"])
 def test_what_is_not_delivered_says_so_whatever_follows(command: str, rest: list[str]) -> None:
     side = "cloud" if command == "keys" else "edge"
@@ -323,12 +323,6 @@ def test_errors_under_narrow_encodings(environment: dict[str, str]) -> None:
 def test_a_message_cannot_steer_the_terminal() -> None:
     ran = edge("generate", "--draft", "/no/\x1b[31mred\x07\nline.gguf", "--prompt", "x", "--cloud", NOWHERE)
     assert ran.code == 2 and ran.complaint.isprintable()
-
-
-def test_a_folder_that_is_gone(tmp_path: Path) -> None:
-    gone = f"import os; os.mkdir({str(tmp_path / 'x')!r}); os.chdir({str(tmp_path / 'x')!r}); os.rmdir(os.getcwd()); "
-    ran = edge("generate", "--draft", "here.gguf", "--prompt", "x", "--cloud", NOWHERE, before=gone)
-    assert ran.code == 2 and "here.gguf" in ran.complaint
 
 
 def test_what_the_machine_refuses_is_one_line() -> None:

@@ -61,6 +61,7 @@ def test_every_strategy_gives_the_targets_text(models: Models, real: Program) ->
     assert accepted > 3, "the pair is too different for this test"
 
 
+@pytest.mark.slow
 def test_threads_and_workers(models: Models) -> None:
     """Two workers that hold one session each: two sessions at once."""
     more = ["--workers", 2, "--threads", 2, "--max-sessions", 1]
@@ -143,6 +144,7 @@ def test_strangers_do_not_hurt(models: Models, real: Program) -> None:
     assert real.out.count(b"\n") == 1
 
 
+@pytest.mark.slow
 def test_files_that_are_no_model(models: Models, tmp_path: Path) -> None:
     files = {**bad_files(tmp_path, models.target.read_bytes()), "nobody": ("~nobody-of-that-name/x", "~nobody-of-that")}
     pipe = tmp_path / "pipe"
@@ -157,12 +159,14 @@ def test_files_that_are_no_model(models: Models, tmp_path: Path) -> None:
         assert files[kind][1] in ran.complaint, kind
 
 
+@pytest.mark.slow
 def test_debug_shows_where_an_error_came_from() -> None:
     pytest.importorskip("torch")
     ran = cloud("serve", "--model", "/no/such", "--bind", ANY, "--debug", debug=True)
     assert ran.code == 2 and ran.err.count("Traceback") == 2 and "checkpoint.py" in ran.err
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there(models: Models) -> None:
     import torch
 

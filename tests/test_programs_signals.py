@@ -236,7 +236,13 @@ def test_cloud_lets_a_generation_end_when_it_is_terminated(models: Models, tmp_p
 
 
 @pytest.mark.parametrize(
-    "signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]], ids=str
+    "signals",
+    [
+        [signal.SIGTERM, signal.SIGTERM],
+        pytest.param([signal.SIGINT], marks=pytest.mark.slow),
+        pytest.param([signal.SIGTERM, signal.SIGINT], marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_cloud_ends_at_once_in_a_round(models: Models, signals: list[signal.Signals], tmp_path: Path) -> None:
     more = ["--patience-s", 0.5, "--json", "--max-tokens", 900]
