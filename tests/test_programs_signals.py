@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
@@ -19,7 +18,7 @@ from pipesd.config import EdgeConfig
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import Unreachable
 from pipesd.transport import Context, front_socket
-from tests.clouds import NOWHERE, PATIENT_S, InThread, serving, wait_until
+from tests.clouds import NOWHERE, InThread, serving, wait_until
 from tests.programs import ENDS_S, Models, Program, Ran, make_models
 from tests.scripted_cloud import BEFORE, LAW
 from tests.test_programs import one_object
@@ -145,27 +144,34 @@ def test_hangups_are_left_to_nohup(models: Models) -> None:
             assert program.end().code == 0
 
 
-@pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="the size of a pipe cannot be set here")
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[str]:
+    """What a program has to run first so that its output is a pipe that is full and nobody reads."""
+    os.mkfifo(tmp_path / "full")
+    end = os.open(tmp_path / "full", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        while True:
+            os.write(end, bytes(1 << 12))
+    except BlockingIOError:
+        yield f"import os; os.dup2(os.open({str(tmp_path / 'full')!r}, os.O_WRONLY), 1); "
+    finally:
+        os.close(end)
+
+
 @pytest.mark.parametrize("more", [[], ["--json"]], ids=str)
-def test_while_nobody_takes_the_output(models: Models, more: list[str]) -> None:
-    """A pipe that is full before the first word."""
+def test_while_nobody_takes_the_output(models: Models, full: str, more: list[str]) -> None:
     with serving(LAW, target={"vocabulary": models.vocabulary, "pass_s": SLOW_S}) as served:
-        command = [*Program.command("edge"), "generate", *models.options, "--cloud", served.address, *more]
-        reader, writer = os.pipe()
-        os.write(writer, bytes(fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)))
-        process = subprocess.Popen(
-            [*command, "--prompt", "x"], stdout=writer, stderr=subprocess.DEVNULL, env=Program.environment()
-        )
-        os.close(writer)
-        try:
+        arguments = [*models.options, "--prompt", "x", "--cloud", served.address, *more]
+        with Program("edge", "generate", *arguments, before=full) as program:
             wait_until(lambda: served.passes > 0, "a text")
             time.sleep(0.2)
-            begun_s = time.monotonic()
-            process.send_signal(signal.SIGINT)
-            assert process.wait(PATIENT_S) == 130 and time.monotonic() - begun_s < ENDS_S
-        finally:
-            process.kill()
-            os.close(reader)
+            assert program.end(ENDS_S, since_s=program.send(signal.SIGINT)).code == 130
+
+
+def test_while_nobody_takes_the_last_words(models: Models, full: str) -> None:
+    with generating(models, "--prompt", "x", "--cloud", NOWHERE, before=full + STUCK) as program:
+        program.says("stuck", on="err")
+        assert program.end(ENDS_S, since_s=program.send(signal.SIGINT)).code == 130
 
 
 # ---- the cloud
