@@ -6,7 +6,7 @@ core (free, the figures of ZeroMQ are bimodal). Five ways, interleaved in blocks
 * raw: a ping-pong over TCP;
 * zmq: the same by a bare DEALER and ROUTER, without any check, poll or bound: what libzmq itself costs;
 * front: the cloud's front alone, by a DRAFT of a session that it does not know and its ERROR on it;
-* worker: through front and worker with a scripted target, a real DRAFT that asks and the VERDICT on it;
+* worker: through front and worker, a real DRAFT that asks and the VERDICT on it, by a target that says one word;
 * http: FastAPI under uvicorn and one kept-alive httpx client (left out where they are not installed).
 
 Prints the medians of all round trips and, as its last line, one JSON object. Ratios are medians over the blocks, each
@@ -24,7 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,11 +33,10 @@ import zmq
 
 from pipesd.cloud.server import serve
 from pipesd.config import CloudConfig
-from pipesd.core import Mode
+from pipesd.core import Mode, ModelInfo
 from pipesd.protocol import wire
 from pipesd.protocol.vocabulary import vocabulary_hash
-from pipesd.sim.targets import ENDLESS, ScriptedTarget
-from pipesd.sim.texts import continuation
+from pipesd.sim.tokeniser import byte_vocabulary
 from pipesd.transport import Context, EdgeSocket, edge_socket
 
 if TYPE_CHECKING:
@@ -47,17 +46,32 @@ DRAFTED = 20
 CONTEXT = 1 << 18
 SESSION = 0xFEDCBA9876543210
 PROMPT = (1, 2, 3)
+WORD = 100
 FIGURES = {"front_over_raw": 5.0, "front_over_http": 1 / 8, "worker_over_http": 1 / 3}  # at most
 WAIT_S = 5.0
 
 Trip = Callable[[], None]
 
 
-def draft_at(opening: int, text: list[int], round_: int) -> wire.Draft:
+class OneWordTarget:
+    """Always says the same id, at no cost."""
+
+    slots = 1
+    pass_ms = 1
+    vocabulary = byte_vocabulary()
+    info = ModelInfo("one word", vocabulary.real_size, CONTEXT, (), b"one word", "cpu", "float32")
+
+    def truncate(self, slot: int, length: int) -> None:
+        """There is nothing to forget."""
+
+    def greedy(self, batch: Sequence[tuple[int, Sequence[int], int]]) -> list[tuple[int, ...]]:
+        return [(WORD,) * rows for _, _, rows in batch]
+
+
+def draft_at(opening: int, round_: int) -> wire.Draft:
     """The right draft of a round: each round commits it and one id of the target's own."""
-    done = round_ * (DRAFTED + 1)
-    pos = len(PROMPT) + done
-    return wire.Draft(SESSION, opening, 0, pos, tuple(text[done : done + DRAFTED]), pos, nav=True)
+    pos = len(PROMPT) + round_ * (DRAFTED + 1)
+    return wire.Draft(SESSION, opening, 0, pos, (WORD,) * DRAFTED, pos, nav=True)
 
 
 class ThroughWorker:
@@ -67,18 +81,16 @@ class ThroughWorker:
         self._edge = edge
         self._rounds = rounds
         self._opening = 0
-        self._text = continuation(ENDLESS, PROMPT, rounds * (DRAFTED + 1))
         self._payloads: Iterator[bytes] = iter(())
 
     def begin(self) -> None:
         self._opening += 1
-        target = ScriptedTarget(slots=1)
-        of_target = (target.info.fingerprint, vocabulary_hash(target.vocabulary))
+        of_target = (OneWordTarget.info.fingerprint, vocabulary_hash(OneWordTarget.vocabulary))
         opened = ask(self._edge, wire.Open(
             SESSION, self._opening, 0, bytes(8), PROMPT, CONTEXT - 1, (), None, 0, Mode.NAV, *of_target
         ))  # fmt: skip
         assert isinstance(opened, wire.Opened), opened
-        self._payloads = iter([wire.encode(draft_at(self._opening, self._text, n)) for n in range(self._rounds)])
+        self._payloads = iter([wire.encode(draft_at(self._opening, n)) for n in range(self._rounds)])
 
     def trip(self) -> None:
         self._edge.send(next(self._payloads))
@@ -174,7 +186,7 @@ def serve_http(up: int, down: int) -> None:
 
 def serve_cloud() -> None:
     config = CloudConfig(bind="tcp://127.0.0.1:0", max_sessions=1)
-    serve(config, make_target=partial(ScriptedTarget, slots=1, context=CONTEXT), announce=announce_port)
+    serve(config, make_target=OneWordTarget, announce=announce_port)
 
 
 def announce_port(line: str) -> None:
@@ -218,9 +230,8 @@ def block_us(trip: Trip, rounds: int, warm_up: int) -> list[float]:
 
 def measure(blocks: int, rounds: int, warm_up: int) -> dict[str, list[list[float]]]:
     """For each way, for each block, its round trips in µs."""
-    text = continuation(ENDLESS, PROMPT, DRAFTED + 1)
-    up = len(wire.encode(draft_at(1, text, 0)))
-    down = len(wire.encode(wire.Verdict(SESSION, 1, 0, len(PROMPT), tuple(text))))
+    up = len(wire.encode(draft_at(1, 0)))
+    down = len(wire.encode(wire.Verdict(SESSION, 1, 0, len(PROMPT), (WORD,) * (DRAFTED + 1))))
     print(f"{up} bytes up, {down} bytes down (raw, worker, http), {blocks} blocks of {rounds} round trips")
     with ExitStack() as stack:
         context = stack.enter_context(Context())
@@ -230,7 +241,7 @@ def measure(blocks: int, rounds: int, warm_up: int) -> dict[str, list[list[float
         dealer.connect(f"tcp://127.0.0.1:{stack.enter_context(server('zmq', up, down))}")
         edge = stack.enter_context(edge_socket(context, f"tcp://127.0.0.1:{stack.enter_context(server('cloud'))}"))
         through = ThroughWorker(edge, rounds + warm_up)
-        stray = wire.encode(draft_at(1, text, 0)._replace(session=SESSION + 1))
+        stray = wire.encode(draft_at(1, 0)._replace(session=SESSION + 1))
         refusal = len(wire.encode(ask(edge, wire.decode(stray))))
         trips: dict[str, Trip] = {
             "raw": lambda: raw_trip(raw, bytes(up), down),
