@@ -126,9 +126,16 @@ def test_a_version_that_is_refused_at_the_opening() -> None:
 
 def test_a_cloud_that_answers_probes_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipesd.edge.patience.GIVE_UP_FACTOR", 3)
-    with FakeCloud(Pretender(lambda m: [])) as cloud, edge(cloud.address, patience_s=0.5) as session:
+    pretend = Pretender(lambda m: [])
+
+    def answer(message: Message) -> Sequence[Message | bytes]:
+        if isinstance(message, Probe):
+            return [Probed(message.session, 0, message.token, ProbeStatus.STARTING, 0)]
+        return pretend(message)
+
+    with FakeCloud(answer) as cloud, edge(cloud.address, patience_s=0.5) as session:
         begun_s = time.monotonic()
-        with pytest.raises(Unreachable, match="answers probes but not this generation"):
+        with pytest.raises(Unreachable, match="has had no worker for this session"):
             ids_of(session, PROMPT)
         assert 1.5 <= time.monotonic() - begun_s < HEALED_S
         assert 3 <= cloud.kinds().count("Open") < 30
@@ -157,3 +164,44 @@ def test_a_cloud_that_forgets_is_told_everything_again() -> None:
         assert ids_of(session, PROMPT, max_tokens=5) == [70] * 5
         assert session.stats["openings"] == len(opens) == 2, "three times the same news is one"
         assert opens[1].base == 0 and opens[1].ids[: len(opens[0].ids)] == opens[0].ids
+
+
+def test_a_cloud_that_asks_for_what_it_was_given() -> None:
+    """RESEND(0) to an OPEN that has the whole prompt would be answered by the same OPEN for ever."""
+
+    def answer(message: Message) -> Sequence[Message]:
+        return [Resend(message.session, message.opening, 0, 0)] if isinstance(message, Open) else []
+
+    with FakeCloud(Pretender(answer)) as cloud, edge(cloud.address) as session:
+        with pytest.raises(ProtocolError, match="whole prompt"):
+            ids_of(session, PROMPT)
+        assert cloud.kinds().count("Open") == 1
+
+
+@pytest.mark.parametrize("when", [Open, Draft])
+def test_a_cloud_that_forgets_at_once_is_asked_at_a_walk(when: type) -> None:
+    """One that forgets the session before anything was committed, again and again, is not run against."""
+
+    def answer(message: Message) -> Sequence[Message]:
+        if isinstance(message, when):
+            return [Error(message.session, message.opening, ErrorCode.UNKNOWN, "who are you?")]
+        return [opened(message)] if isinstance(message, Open) else []
+
+    with FakeCloud(Pretender(answer)) as cloud, edge(cloud.address) as session:
+        timer = threading.Timer(1.0, session.cancel)
+        timer.start()
+        assert ids_of(session, PROMPT) == []
+        assert session.finish_reason == "cancelled" and 3 <= cloud.kinds().count("Open") <= 6
+
+
+def test_a_cloud_that_puts_off_for_weeks() -> None:
+    def answer(message: Message) -> Sequence[Message]:
+        if isinstance(message, Open):
+            return [Error(message.session, message.opening, ErrorCode.FULL, "next month", (1 << 32) - 1)]
+        return []
+
+    with FakeCloud(Pretender(answer)) as cloud, edge(cloud.address, patience_s=0.5) as session:
+        begun_s = time.monotonic()
+        with pytest.raises(Refused, match="next month"):
+            ids_of(session, PROMPT)
+        assert time.monotonic() - begun_s < HEALED_S

@@ -183,6 +183,18 @@ def test_junk_cannot_hold_a_place_for_longer_than_the_idle_limit() -> None:
     assert len(bench.machine.tick(bench.now_s)) == 3
 
 
+def test_a_prompt_that_takes_longer_than_the_idle_limit_is_not_idle() -> None:
+    bench = Bench()
+    prompt = (1,) * (LIMITS.context - 2)
+    bench.tell(Open(HONEST, 1, 0, HASH, prompt, LIMITS.context, (), None, 0, Mode.FREE, HASH, HASH))
+    for _ in range(3):
+        bench.now_s += LIMITS.idle_s
+        bench.step()
+        assert bench.machine.tick(bench.now_s) == [] and bench.machine.sessions == 1
+    bench.now_s += LIMITS.idle_s + 1
+    assert len(bench.machine.tick(bench.now_s)) == 1
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(to_edge | st.sampled_from(["draw", "ask", "send", "settle", "deadline", "reopen"]), max_size=40), flags)
 def test_no_cloud_can_break_the_edge_or_take_back_an_id(events: list[Any], ahead: bool) -> None:

@@ -63,11 +63,11 @@ class Patience:
         self._next_s = now_s + self._step_s
 
     def retry(self, now_s: float, after_s: float, why: PipeSDError) -> None:
-        """The cloud cannot serve just now and named a time to come again."""
+        """The cloud cannot serve just now and named a time to come again, which is waited for up to `patience_s`."""
         self._any_s = self._own_s = now_s
         if self._retry_since_s is None:
             self._retry_since_s = now_s
-        self._retry = (now_s + max(after_s, 0.05), why)
+        self._retry = (now_s + min(max(after_s, 0.05), self.patience_s), why)
 
     @property
     def put_off(self) -> bool:

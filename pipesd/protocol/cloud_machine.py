@@ -243,6 +243,7 @@ class CloudMachine:
         """Take a pass's result: `choices` are the target's own ids after each of the last `work.rows` ids, -1 where its
         logits were not finite. `elapsed_s` is how long the pass took."""
         s = self._sessions[work.session]
+        s.heard_s = now_s  # who waits for a long pass is not idle
         self._pass_ms = max(self._pass_ms, round(elapsed_s * 1000))
         self._prefill_next = work.rows > 0
         if not work.rows:

@@ -22,9 +22,12 @@ known).
                                            id at p < k                must be equal
                   then                     k >= nav's end, known + 1  nav = none, survivors are promoted
     run           RESEND of own epoch      pos <= k + len(D)          DRAFT from there, NAV if nav
-    opening       RESEND(0)                                           open again with base 0
+    opening       RESEND(0)                base > 0                   open again with base 0
+                                           base = 0                   ProtocolError: nothing is left to prove
     run           deadline                                            DRAFT(all of D, again, NAV if nav)
-    opening, run  ERROR(unknown)                                      open again with base 0
+    opening, run  ERROR(unknown)           first since a commit       open again with base 0
+                                           later                      Retry -> waiting, twice as long each time;
+                                                                      Fail after too many
     opening, run  ERROR with a retry time                             Retry -> waiting
     waiting       reopen                                              open again
     opening, run  any other ERROR                                     Fail
@@ -62,6 +65,8 @@ from pipesd.protocol.messages import (
 from pipesd.protocol.vocabulary import digest
 
 NOWHERE = 1 << 62  # behind every position
+FIRST_REST_S, MOST_REST_S = 0.1, 5.0  # before opening again where nothing was committed since the last time
+MOST_UNKNOWN = 16  # how often a cloud may forget a session without a new id: about a minute
 RETRIED = frozenset({ErrorCode.FULL, ErrorCode.STARTING, ErrorCode.DRAINING})
 
 
@@ -101,6 +106,8 @@ class EdgeMachine:
         self._proactive_from = NOWHERE  # undecided proactive tokens are the draft's positions from here on
         self._round_start = 0  # where the draft began that is being verified
         self._base = 0  # how many committed ids the cloud can be asked to prove
+        self._proved = 0  # how many of them this opening asks it to
+        self._unknown = 0  # how often the cloud knew nothing of the session since the last commit
         self._counted = Counters(0, 0, 0, 0)
 
     # -- what the driver asks -----------------------------------------------------------------------------------------
@@ -147,6 +154,7 @@ class EdgeMachine:
         self._drafts, self._ahead = drafts, ahead
         self._proactive_from = NOWHERE
         self._round_start = len(self.committed)
+        self._unknown = 0
         return self._open(base)
 
     def receive(self, message: Message) -> list[Action]:
@@ -255,7 +263,7 @@ class EdgeMachine:
         self.more = False
         self.sent = self._told = len(self.committed)
         self._hole = False
-        self._base = 0
+        self._base, self._proved = 0, base
         self._run_ahead = LEAST_AHEAD
         return [
             *actions,
@@ -364,6 +372,7 @@ class EdgeMachine:
         if accepted:
             self.tally.rounds += 1
             self._base = len(self.committed)
+            self._unknown = 0
             if fresh:
                 actions.append(Extend(tuple(fresh)))
             actions.append(Committed(first, tuple(self.committed[first:]), tuple(accepted)))
@@ -410,6 +419,8 @@ class EdgeMachine:
 
     def _resend(self, message: Resend) -> list[Action]:
         if self.state is State.OPENING and message.pos == 0:
+            if not self._proved:
+                raise ProtocolError("the cloud asked for the whole prompt of an OPEN that had the whole prompt")
             return self.reopen()
         if message.epoch != self.epoch or message.pos > self.end:
             return []
@@ -418,7 +429,12 @@ class EdgeMachine:
     def _error(self, message: Error) -> list[Action]:
         code = ErrorCode(message.code)
         if code is ErrorCode.UNKNOWN:
-            return self.reopen()
+            self._unknown += 1
+            if self._unknown == 1:
+                return self.reopen()
+            if self._unknown <= MOST_UNKNOWN:
+                self.state = State.WAITING
+                return [Retry(min(FIRST_REST_S * 2 ** (self._unknown - 2), MOST_REST_S), code, message.text)]
         if code in RETRIED:
             self.state = State.WAITING
             return [Retry(message.retry_ms / 1000, code, message.text)]
