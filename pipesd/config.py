@@ -198,6 +198,8 @@ def read_tables(path: str | None, names: Sequence[str]) -> dict[str, dict[str, A
         tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # some editors put a mark in front
     except OSError as error:
         raise UsageError(f"configuration file {file}: {error.strerror or error}") from error
+    except RecursionError as error:
+        raise UsageError(f"configuration file {file}: brackets are nested too deep") from error
     except ValueError as error:  # no UTF-8, no TOML, or a number of thousands of digits
         raise UsageError(f"configuration file {file}: not TOML: {error}") from error
     for name, table in tables.items():

@@ -206,6 +206,7 @@ def test_flags_are_never_abbreviated_twice_or_silent(capsys: pytest.CaptureFixtu
     ("text", "error"),
     [
         ("[edge]\ndraft = ", "not TOML"),
+        ("[edge]\ndraft = " + "[" * 20000, "nested too deep"),
         ("draft = 'x'\n", "unknown table or key 'draft'.*known are .edge., .generate."),
         ("[cloud]\n", "unknown table or key 'cloud'"),
         ("edge = 5\n", "'edge' in .* must be a table: write .edge."),

@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,8 @@ def _shape(fields: _Fields, tensors: dict[str, gguf.ReaderTensor], tokens: int) 
         rope_factor=fields.number("rope.scaling.factor", 1.0) if linear else 1.0,
         tied="output.weight" not in tensors,
     )
-    wrong = next((name for name, value in vars(shape).items() if value <= 0 and name != "tied"), None)
+    wrong = next((name for name, value in vars(shape).items() if not 0 < value < inf and name != "tied"), None)
+    wrong = wrong or ("context" if shape.context < 2 else None)  # a prompt and a token behind it
     if wrong or shape.heads % shape.kv_heads or shape.head_size % 2:
         raise fields.refuse(f"has sizes that do not fit each other ({wrong or 'heads'})", "convert the model anew")
     for key in ("attention.value_length", "rope.dimension_count"):

@@ -35,6 +35,7 @@ from pipesd.errors import UsageError
 Batch = Sequence[tuple[int, Sequence[int], int]]  # (slot, ids to append, rows of logits wanted of the last ones)
 
 MOST_ROWS = 256  # of one pass through the layers; longer ones are cut, which bounds memory
+MOST_UNASKED_CONTEXT = 1 << 22  # positions; their rotations alone take a gigabyte or two
 LEAST_ROWS = 4  # on the CPU fewer are filled up: kernels for one row are not those for several, and slower ones
 _log = logging.getLogger("pipesd.cloud")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -182,7 +183,12 @@ def load_target(
     threads = _checked("threads", 1 if threads is None else threads, 1, None)
     slots = _checked("slots", slots, 1, None)
     trained = checkpoint.shape.context
-    context = _checked("context", trained if context is None else context, 1, trained)
+    if context is None and trained > MOST_UNASKED_CONTEXT:
+        raise UsageError(
+            f"{checkpoint.path}: was trained for {trained} positions, more than fits; ask for fewer with --context"
+        )
+    context = _checked("context", trained if context is None else context, 2, trained)
+    checkpoint = replace(checkpoint, shape=replace(checkpoint.shape, context=context))
     exact = exact and place.type == "cpu" and threads == 1
     with torch.inference_mode(), _torch_threads(threads):
         decoder = _load(checkpoint, place, _DTYPES[precision], exact, progress, say)

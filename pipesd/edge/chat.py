@@ -19,6 +19,7 @@ from pipesd.edge.text import decode
 from pipesd.errors import UsageError
 
 Message = dict[str, str]
+_TOO_MUCH = (MemoryError, RecursionError)  # what a template that asks for everything ends in
 
 
 class ChatTokeniser(Protocol):
@@ -166,7 +167,7 @@ class ChatTemplate:
         self._given = {"bos_token": bos_text, "eos_token": eos_text, "tools": None, "documents": None}
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, *_TOO_MUCH, SyntaxError, ValueError) as error:
             raise UsageError(f"the model's chat template cannot be read ({error}); leave out --chat") from error
 
     def render(self, messages: Iterable[Mapping[str, str]]) -> str:
@@ -176,6 +177,8 @@ class ChatTemplate:
         given = [dict(message) for message in messages]
         try:
             return self._template.render(self._given, messages=given, add_generation_prompt=True)
+        except _TOO_MUCH as error:
+            raise UsageError("the model's chat template takes more memory or depth than there is") from error
         except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise UsageError(f"the model's chat template refuses this conversation: {error}") from error
 

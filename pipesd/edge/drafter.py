@@ -33,6 +33,7 @@ MOST_DEFAULT_CONTEXT = 8192  # positions
 MOST_DEFAULT_THREADS = 8  # a small model's step is bound by memory long before that
 PIECE = 64  # most ids fed in one call of llama.cpp: bounds the wait for an interruption, and memory
 _ALL = -1
+_TRIED = 4  # ids that show whether the end of a cache can be dropped
 
 
 def default_threads() -> int:
@@ -82,7 +83,8 @@ class Drafter:
         self._llama = llama = native()
         wanted = _context_for(context, llama.llama_model_n_ctx_train(weights.handle))
         log.forget()
-        self._context: Any = llama.llama_init_from_model(weights.handle, self._parameters(wanted))
+        room = max(wanted, _TRIED)  # llama.cpp takes no more ids at once than its context has room for, else it aborts
+        self._context: Any = llama.llama_init_from_model(weights.handle, self._parameters(room))
         if not self._context:
             weights.close()
             raise UsageError(
@@ -269,7 +271,7 @@ class Drafter:
 
     def _try_to_drop(self) -> bool:
         """Whether the end of the cache can be dropped, tried: the logits afterwards must be those of a fresh cache."""
-        ids = [(7 * i + self._stand_in) % self._real for i in range(1, 5)]
+        ids = [(7 * i + self._stand_in) % self._real for i in range(1, _TRIED + 1)]
         self.extend(ids)
         self._feed(len(ids))
         self.rollback(2)

@@ -50,20 +50,27 @@ class GgufHeader:
     @property
     def context(self) -> int:
         """Positions that the model was trained for; 0 if the file does not say."""
-        return int(self._of("context_length", 0))
+        return self._whole("context_length")
 
-    def _of(self, key: str, default: Any) -> Any:
-        return self.values.get(f"{self.architecture}.{key}", default)
+    def _whole(self, key: str, default: int = 0) -> int:
+        value = self._wholes(key, default)
+        return value if isinstance(value, int) else default
+
+    def _wholes(self, key: str, default: Any) -> Any:
+        """A whole number or one a layer; `default` for anything else: llama.cpp says what it does not take."""
+        value = self.values.get(f"{self.architecture}.{key}", default)
+        every = value if isinstance(value, list) else [value]
+        return value if all(isinstance(each, int) for each in every) else default
 
     def cache_bytes(self, context: int) -> int:
         """Memory for keys and values of `context` positions, in bytes; 0 for a model without attention."""
-        layers, heads = int(self._of("block_count", 0)), self._of("attention.head_count", 0)
-        heads_kv = self._of("attention.head_count_kv", heads)
-        first_heads = max(heads) if isinstance(heads, list) else heads
+        layers, heads = self._whole("block_count"), self._wholes("attention.head_count", 0)
+        heads_kv = self._wholes("attention.head_count_kv", heads)
+        first_heads = max(heads, default=0) if isinstance(heads, list) else heads
         if not layers or not first_heads:
             return 0
-        per_head = int(self._of("embedding_length", 0)) // first_heads
-        width = int(self._of("attention.key_length", per_head)) + int(self._of("attention.value_length", per_head))
+        per_head = self._whole("embedding_length") // first_heads
+        width = self._whole("attention.key_length", per_head) + self._whole("attention.value_length", per_head)
         rows = sum(heads_kv[:layers]) if isinstance(heads_kv, list) else layers * heads_kv
         cells = -(-context // _CACHE_CELLS) * _CACHE_CELLS
         return int(rows * width * cells * _HALF_BYTES)
