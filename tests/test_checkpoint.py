@@ -354,7 +354,7 @@ def test_linear_rope_scaling_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"context": 513}, "context 513: 1 to 512 was wanted"),
+        ({"context": 513}, "context 513: 2 to 512 was wanted"),
         ({"context": 0}, "context 0"),
         ({"slots": 0}, "slots 0"),
         ({"threads": 0}, "threads 0"),
