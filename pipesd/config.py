@@ -48,6 +48,7 @@ class EdgeConfig:
     gpu_layers: int = option(0, "layers of the draft model to put on a GPU", low=0, high=10000)
     connect_s: float = option(5.0, "give up if the cloud has not answered by then (s)", low=0.1, high=3600)
     patience_s: float = option(30.0, "give up after hearing nothing for so long (s)", low=0.5, high=86400)
+    stall_s: float = option(3600.0, "give up when nothing new came for so long, alive or not (s)", low=1, high=1e7)
     events: str = option("", "write every event of the run to this file, one JSON object a line", metavar="FILE")
 
     def __post_init__(self) -> None:

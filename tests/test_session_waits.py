@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from clouds import LAW, PATIENT_S, edge, ids_of, recorded, said, serving
 
-from pipesd.errors import UsageError
+from pipesd.errors import Unreachable, UsageError
 from pipesd.sim.drafters import Agreement, ScriptedDrafter
 from pipesd.sim.proxy import LinkProxy
 from pipesd.sim.tokeniser import ByteTokeniser, byte_vocabulary
@@ -89,3 +89,14 @@ def test_the_targets_own_end_id_ends_the_output() -> None:
 
 
 PATIENT_TOKENS = int(PATIENT_S)
+
+
+@pytest.mark.parametrize("strategy", ["vanilla", "cloud"])
+def test_a_cloud_that_lives_and_brings_nothing_is_left_in_the_end(strategy: str) -> None:
+    """Its worker answers, and the front says that it lives, but no pass ends within the stated time."""
+    with (
+        serving(target={"pass_s": 4.0}) as cloud,
+        edge(cloud.address, strategy=strategy, stall_s=1.0) as session,
+        pytest.raises(Unreachable, match="nothing new for 1 s"),
+    ):
+        ids_of(session, "a", max_tokens=2)

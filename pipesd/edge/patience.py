@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from pipesd.errors import PipeSDError, Unreachable
@@ -23,15 +24,15 @@ class Patience:
     A deadline is at least 5 round trips and the longest pass announced, but at most a third of `patience_s`; it doubles
     while nothing of this opening comes and goes back at any message of it. The generation ends after silence of
     `patience_s`, or ten times that without a word of this opening or of a living worker from a cloud that answers
-    probes. Time by which a question comes too late does not count: then it was this side that did not listen (a long
-    step of the draft model, a process that was stopped).
+    probes, or `stall_s` without anything new whatever the cloud says. Time by which a question comes too late does not
+    count: then it was this side that did not listen (a long step of the draft model, a process that was stopped).
     """
 
-    def __init__(self, patience_s: float) -> None:
-        self.patience_s = patience_s
+    def __init__(self, patience_s: float, stall_s: float = math.inf) -> None:
+        self.patience_s, self.stall_s = patience_s, stall_s
         self._most_s = MOST_DEADLINE_S
         self._base_s = self._step_s = LEAST_DEADLINE_S
-        self._next_s = self._any_s = self._own_s = 0.0
+        self._next_s = self._any_s = self._own_s = self._moved_s = 0.0
         self._retry_since_s: float | None = None
         self._retry: tuple[float, PipeSDError] | None = None
 
@@ -57,9 +58,18 @@ class Patience:
         """The session's worker lives, whatever keeps it busy: the cloud itself ends one that stands still."""
         self._own_s = now_s
 
+    def moved(self, now_s: float) -> None:
+        """A generation began, or something new was committed."""
+        self._moved_s = now_s
+
+    def check(self, now_s: float) -> None:
+        """Raises Unreachable when nothing new has come for `stall_s`, whatever else the cloud says."""
+        if now_s - self._moved_s > self.stall_s:
+            raise Unreachable(f"the cloud lives, but has brought nothing new for {self.stall_s:g} s")
+
     def rest(self, now_s: float) -> None:
         """Nothing is awaited: silence until now does not count."""
-        self._any_s = self._own_s = now_s
+        self._any_s = self._own_s = self._moved_s = now_s
         self._next_s = now_s + self._step_s
 
     def retry(self, now_s: float, after_s: float, why: PipeSDError) -> None:

@@ -59,7 +59,7 @@ class EdgeSession:
         self._drafter, self._tokeniser = drafter, tokeniser
         self._owned: list[Drafter | Tokeniser] = []
         self._machine = EdgeMachine(new_session(), config.draft_ahead)
-        self._patience = Patience(config.patience_s)
+        self._patience = Patience(config.patience_s, config.stall_s)
         self._events = EventLog(config.events, self._clock)
         self._connection: Connection | None = None
         self._welcome: Welcome | None = None
@@ -204,6 +204,7 @@ class EdgeSession:
         try:
             connection.adopt()
             patience.start(self._clock.now(), connection.rtt_s)
+            patience.moved(self._clock.now())
             self._perform(run, self._begin(run, ids))
             while machine.running:
                 if run.cancelled.is_set():
@@ -276,6 +277,7 @@ class EdgeSession:
         """What is due: a try that the cloud put off, or a deadline. An OPEN that may still be crossing is not repeated:
         on a thin link a second copy would only delay the first, whose answer would then be of a former opening."""
         machine, now_s = self._machine, self._clock.now()
+        self._patience.check(now_s)
         if self._patience.retry_due(now_s):
             self._perform(run, machine.reopen())
         elif machine.state is State.RUN and machine.nav is None and not machine.more:
@@ -330,6 +332,7 @@ class EdgeSession:
                     self._drafter.extend(ids)
                 case act.Committed(pos, ids, accepted) if run is not None:
                     self._events.record("committed", pos=pos, ids=ids, accepted=accepted)
+                    self._patience.moved(self._clock.now())
                     run.commit(ids, ["accepted" if own else "target" for own in accepted], self._clock.now())
                     if run.stream.stopped:
                         self._perform(run, self._machine.cancel("stop"))
