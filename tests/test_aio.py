@@ -189,6 +189,21 @@ def test_closing_ends_what_another_task_reads(cloud: Serving) -> None:
     run(body)
 
 
+def test_closing_does_not_wait_for_the_target() -> None:
+    with serving(target={"pass_s": 1.0}) as cloud:
+
+        async def body() -> None:
+            session = edge(cloud.address, strategy="cloud")
+            await session.open()
+            task = asyncio.create_task(ids_of(session, PROMPT))
+            await asyncio.sleep(0.1)
+            begun_s = time.monotonic()
+            await session.close()
+            assert time.monotonic() - begun_s < 0.8 and await task == []
+
+        run(body)
+
+
 def test_errors_arrive_where_they_are_awaited(cloud: Serving) -> None:
     async def body() -> None:
         with pytest.raises(Unreachable, match="nothing listens"):
@@ -207,10 +222,12 @@ def test_errors_arrive_where_they_are_awaited(cloud: Serving) -> None:
 def test_waiting_for_a_cloud_can_be_cancelled() -> None:
     async def body() -> None:
         begun_s = time.monotonic()
-        for wait_s in (0.0, 0.1):
-            task = asyncio.create_task(edge(NOWHERE, connect_s=300).__aenter__())
+        for wait_s in (0.0, 0.0, 0.1):
+            session = edge(NOWHERE, connect_s=300)
+            task = asyncio.create_task(session.__aenter__())
             await asyncio.sleep(wait_s)
             await cancelled(task)
+            await cancelled_for_good(session)
         session = edge(NOWHERE, connect_s=300)
         task = asyncio.create_task(ids_of(session, PROMPT))
         await asyncio.sleep(0.1)
@@ -218,21 +235,42 @@ def test_waiting_for_a_cloud_can_be_cancelled() -> None:
         await session.close()
         assert time.monotonic() - begun_s < 5.0
 
+    async def cancelled_for_good(session: AsyncEdgeSession) -> None:
+        for _ in range(500):
+            try:
+                session.generate(PROMPT)
+            except UsageError:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("a session whose opening was cancelled is not closed")
+
     run(body)
+    no_thread_is_left()
 
 
 def test_no_thread_is_left(cloud: Serving) -> None:
+    kept: list[AsyncEdgeSession] = []
+
     async def body() -> None:
         for _ in range(5):
             async with edge(cloud.address) as session:
+                kept.append(session)
                 assert any(thread.name.startswith("pipesd-edge") for thread in threading.enumerate())
                 await ids_of(session, PROMPT, max_tokens=5)
-        never_closed = edge(cloud.address)
-        await ids_of(never_closed, PROMPT, max_tokens=5)
-        await never_closed.close()
+        opened_by_use = edge(cloud.address)
+        kept.append(opened_by_use)
+        await ids_of(opened_by_use, PROMPT, max_tokens=5)
+        await opened_by_use.close()
+        with pytest.raises(Unreachable):
+            kept.append(edge(NOWHERE, connect_s=0.1))
+            await kept[-1].__aenter__()
 
     run(body)
+    no_thread_is_left()
+
+
+def no_thread_is_left() -> None:
     deadline_s = time.monotonic() + PATIENT_S
     while any(thread.name.startswith("pipesd-edge") for thread in threading.enumerate()):
-        assert time.monotonic() < deadline_s
+        assert time.monotonic() < deadline_s, "a session's thread is left"
         time.sleep(0.01)

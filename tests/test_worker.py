@@ -147,16 +147,17 @@ def test_free_run_streams_until_its_bound_and_takes_no_more_passes() -> None:
 
 
 def test_sessions_that_ask_at_the_same_time_share_a_pass() -> None:
-    with working(lambda: Watched(LAW, pass_s=0.05), max_sessions=5) as (front, target, _):
+    with working(lambda: Watched(LAW, pass_s=0.02), max_sessions=4) as (front, target, _):
         for session in range(1, 5):
             front.say(opening(session, (*PROMPT, session)))
         for session in range(1, 5):
             front.hear(Opened, session)
-        front.say(opening(9, [65] * 100))  # its prefill keeps the worker busy while the others ask
-        front.say(*(asks(session, [0], pos=5) for session in range(1, 5)))
-        for session in range(1, 5):
-            assert list(front.hear(Verdict, session).ids) == said(LAW, (*PROMPT, session), 1)
-        assert 4 in target.batches
+        for turn in range(20):  # all four at once, unless this thread has to wait for a processor in the middle
+            front.say(*(asks(session, [], pos=5 + turn) for session in range(1, 5)))
+            for session in range(1, 5):
+                expected = said(LAW, (*PROMPT, session), turn + 1)[turn:]
+                assert list(front.hear(Verdict, session).ids) == expected
+        assert target.batches.count(4) + target.batches.count(3) >= 3
 
 
 def test_a_long_prompt_does_not_hold_up_the_others() -> None:
