@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from front_harness import SOON_S, Edge, edge_at, hello, wait_for
@@ -175,6 +176,8 @@ if __name__ == "__main__":
 class Program:
     """`serve` in a process of its own, in a process group of its own."""
 
+    started: ClassVar[list[Program]] = []
+
     def __init__(
         self,
         folder: Path,
@@ -197,6 +200,7 @@ class Program:
             env={**os.environ, "TMPDIR": str(self.scratch), "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         self.address = ""
+        Program.started.append(self)
 
     def ready(self) -> Program:
         assert self.process.stdout is not None
@@ -253,10 +257,14 @@ def runs(pid: int) -> bool:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """A short path: what lies in it is the end of a local socket's address."""
+def folder() -> Iterator[Path]:
+    """A short path: what lies in it is the end of a local socket's address. No program outlives it."""
     with tempfile.TemporaryDirectory(prefix="t-") as made:
         yield Path(made)
+        while Program.started:
+            process = Program.started.pop().process
+            process.kill()
+            process.communicate()
 
 
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="reads /proc")
