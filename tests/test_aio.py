@@ -14,6 +14,7 @@ from clouds import LAW, NOWHERE, PATIENT_S, Serving, said, serving
 
 from pipesd import AsyncEdgeSession
 from pipesd.config import EdgeConfig
+from pipesd.edge.session import EdgeSession
 from pipesd.errors import Refused, Unreachable, UsageError
 from pipesd.sim.drafters import Agreement, ScriptedDrafter
 from pipesd.sim.tokeniser import ByteTokeniser
@@ -243,6 +244,25 @@ def test_waiting_for_a_cloud_can_be_cancelled() -> None:
                 return
             await asyncio.sleep(0.01)
         raise AssertionError("a session whose opening was cancelled is not closed")
+
+    run(body)
+    no_thread_is_left()
+
+
+def test_an_opening_may_be_cancelled_before_its_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session's thread has taken the step, and has not come to where `cancel` would find it."""
+    check_usable = EdgeSession._check_usable
+
+    def slowly(session: EdgeSession) -> None:
+        time.sleep(0.2)
+        check_usable(session)
+
+    monkeypatch.setattr(EdgeSession, "_check_usable", slowly)
+
+    async def body() -> None:
+        task = asyncio.create_task(edge(NOWHERE, connect_s=300).open())
+        await asyncio.sleep(0.1)
+        await cancelled(task)
 
     run(body)
     no_thread_is_left()

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 from clouds import LAW, NOWHERE, PATIENT_S, InThread, Serving, edge, ids_of, said, serving, wait_until
 
+from pipesd.edge.run import Run
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import Cancelled, PipeSDError, UsageError
 from pipesd.sim.drafters import Agreement, ScriptedDrafter
@@ -229,6 +230,25 @@ def test_a_session_that_is_closed_says_so(cloud: Serving) -> None:
         with pytest.raises(UsageError, match="closed"):
             use()
     session.close()
+
+
+def test_closing_waits_for_an_iterator_that_another_thread_just_drops(
+    cloud: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = EdgeSession._end
+
+    def slowly(session: EdgeSession, run: Run) -> None:
+        time.sleep(0.2)
+        end(session, run)
+
+    monkeypatch.setattr(EdgeSession, "_end", slowly)
+    session = edge(cloud.address)
+    held = [session.generate(PROMPT)]
+    next(held[0])
+    dropping = InThread(held.clear)
+    time.sleep(0.1)
+    session.close()
+    dropping.result()
 
 
 def test_a_generation_that_does_not_end_is_not_waited_for_for_ever(

@@ -20,7 +20,7 @@ from pipesd.edge.connection import Connection, refusal
 from pipesd.edge.local import PREFILL_PIECE, generate_alone
 from pipesd.edge.models import Drafter, Tokeniser, load_models, prompt_ids
 from pipesd.edge.patience import Patience
-from pipesd.edge.run import Pieces, Run
+from pipesd.edge.run import CLOSE_S, Pieces, Run
 from pipesd.errors import Cancelled, DrafterFailed, PipeSDError, UsageError
 from pipesd.metrics import EventLog, summary
 from pipesd.policy.strategy import make_strategy
@@ -104,7 +104,7 @@ class EdgeSession:
         self.cancel()
         if (pieces := self._active()) is not None:
             pieces.close()
-        if not self._busy.acquire(blocking=False):
+        if not self._busy.acquire(timeout=CLOSE_S):  # an iterator that was dropped may still be ending
             raise UsageError("another generation has begun in another thread: end it before the session")
         try:
             self._closed = True
