@@ -252,7 +252,7 @@ def test_loading_says_nothing_where_all_is_well(tiny_file: Path) -> None:
     assert load_target(tiny_file, device="cpu", say=said.append).invariant and said == []
 
 
-@pytest.mark.parametrize("context", [1, 2, 5, 13, 63, 64, 65, 512])
+@pytest.mark.parametrize("context", [2, 5, 13, 63, 64, 65, 512])
 def test_the_check_of_rows_fits_any_context(tmp_path: Path, context: int) -> None:
     target = load_target(write_tiny(tmp_path / "m.gguf", context=context), device="cpu")
     assert rows_agree(target._decoder)
@@ -444,7 +444,7 @@ def test_memory_follows_use_and_comes_back(tiny_file: Path) -> None:
     assert target.memory_bytes == 0 and target.length(0) == 0
 
 
-@pytest.mark.parametrize("context", [1, 63, 65, 300, 512])
+@pytest.mark.parametrize("context", [2, 63, 65, 300, 512])
 def test_a_context_is_filled_to_its_end(tiny_file: Path, context: int) -> None:
     target = load_target(tiny_file, device="cpu", context=context)
     assert target.info.context == context
