@@ -121,11 +121,16 @@ def test_interrupting_an_answer_goes_on_to_the_next_turn(models: Models) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_between_turns_leaves(models: Models, number: signal.Signals) -> None:
-    with talk(models, "--max-tokens", 3) as (program, served):
-        program.write("hello\n")
-        program.says("3 tokens", on="err")
-        ran = program.end(ENDS_S, since_s=program.send(number))
-        sessions_end(served)
+    terminal, other_end = os.openpty()
+    try:
+        with talk(models, "--max-tokens", 3, stdin=other_end) as (program, served):
+            os.write(terminal, b"hello\n")
+            wait_until(lambda: program.err.count(b"> ") == 2, "the second prompt")
+            ran = program.end(ENDS_S, since_s=program.send(number))
+            sessions_end(served)
+    finally:
+        os.close(terminal)
+        os.close(other_end)
     assert ran.code == 130 and len(ran.out) == 4
 
 

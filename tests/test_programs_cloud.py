@@ -176,7 +176,7 @@ def test_a_device_that_is_not_there(models: Models) -> None:
     assert (ran.code, ran.out) == (2, "") and "cuda" in ran.complaint.lower()
 
 
-@pytest.mark.parametrize("streams", ["2>&-", "<&- >&- 2>&-", "2>/dev/full"])
+@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", pytest.param("2>/dev/full", marks=pytest.mark.slow)])
 def test_closed_streams(models: Models, streams: str) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -25,7 +25,9 @@ from workshop import (
 )
 
 TOOL = "tools/test"
-TEST_LIMIT_S = 300  # a single test that takes longer is stopped and failed
+# A single test that takes longer is stopped and failed.
+DEFAULT_LIMIT_S = 120
+MODEL_LIMIT_S = 600
 NO_TESTS = 5  # pytest's exit code
 EVERY_EXTRA = ("edge", "cloud", "test", "bench", "dev")
 
@@ -83,9 +85,9 @@ def check(provision: Provision, summary: Summary, quick: bool, pytest_arguments:
         scripts = [sorted((ROOT / name).glob("*.py")) for name in ("bench", "tools")]
         commands: list[Command] = [[python, "-m", "mypy", *paths] for paths in ([ROOT / "pipesd"], *scripts) if paths]
         stage(provision, summary, "types", commands)
-    tests(provision, summary, "default tests", "not model and not slow", pytest_arguments)
+    tests(provision, summary, "default tests", "not model and not slow", DEFAULT_LIMIT_S, pytest_arguments)
     if not quick:
-        tests(provision, summary, "model tests", "model or slow", pytest_arguments)
+        tests(provision, summary, "model tests", "model or slow", MODEL_LIMIT_S, pytest_arguments)
 
 
 def stage(provision: Provision, summary: Summary, name: str, commands: Sequence[Command]) -> None:
@@ -95,12 +97,14 @@ def stage(provision: Provision, summary: Summary, name: str, commands: Sequence[
     summary.add(name, code == 0, time.monotonic() - start_s, ended(code, log))
 
 
-def tests(provision: Provision, summary: Summary, name: str, marks: str, arguments: Sequence[str]) -> None:
+def tests(
+    provision: Provision, summary: Summary, name: str, marks: str, limit_s: int, arguments: Sequence[str]
+) -> None:
     """Runs the tests with these marks; only a choice of tests on the command line may leave none."""
     start_s, log = begin(provision, name)
     junit = log.with_suffix(".xml")
     junit.unlink(missing_ok=True)
-    command: list[str | Path] = [provision.environment.python, "-m", "pytest", "-m", marks, f"--timeout={TEST_LIMIT_S}"]
+    command: list[str | Path] = [provision.environment.python, "-m", "pytest", "-m", marks, f"--timeout={limit_s}"]
     command += [f"--junit-xml={junit}", f"--color={'yes' if sys.stdout.isatty() else 'auto'}", *arguments]
     variables = clean_environment(PIPESD_DEMO_DIR=str(provision.pair), PIPESD_REQUIRE_MODEL="1")
     code = follow(command, log, show, lambda: None, environment=variables)
