@@ -13,7 +13,7 @@ from pipesd.transport import Context
 def test_a_hole_asked_for_before_opened_does_not_lose_the_session() -> None:
     """An early DRAFT was lost: the worker asks for it while the prompt is computed, and OPENED still arrives."""
     ids = tuple(b"a prompt that takes a while")
-    with serving(LAW, target={"token_s": 0.01}) as cloud, Context() as context, Edge(context, cloud.address) as edge:
+    with serving(LAW, target={"token_s": 0.05}) as cloud, Context() as context, Edge(context, cloud.address) as edge:
         welcome = edge.ask(hello())
         assert isinstance(welcome, Welcome)
         hashes = welcome.model_fingerprint, welcome.vocabulary_hash
