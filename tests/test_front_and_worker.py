@@ -12,12 +12,12 @@ from pipesd.transport import Context
 
 def test_a_hole_asked_for_before_opened_does_not_lose_the_session() -> None:
     """An early DRAFT was lost: the worker asks for it while the prompt is computed, and OPENED still arrives."""
-    ids = tuple(b"a prompt that takes a while")
-    with serving(LAW, target={"token_s": 0.05}) as cloud, Context() as context, Edge(context, cloud.address) as edge:
+    ids = tuple(b"a prompt of several pieces " * 20)
+    with serving(LAW, target={"token_s": 0.002}) as cloud, Context() as context, Edge(context, cloud.address) as edge:
         welcome = edge.ask(hello())
         assert isinstance(welcome, Welcome)
         hashes = welcome.model_fingerprint, welcome.vocabulary_hash
-        edge.say(Open(7, 1, 0, bytes(8), ids, 100, (), None, 0, Mode.NAV, *hashes))
+        edge.say(Open(7, 1, 0, bytes(8), ids, 1000, (), None, 0, Mode.NAV, *hashes))
         hole = edge.ask(Draft(7, 1, 0, len(ids) + 2, (5,), len(ids)))
         assert isinstance(hole, Resend) and hole.pos == len(ids)
         assert isinstance(edge.hear(), Opened)
