@@ -72,7 +72,7 @@ class Conversation:
         Raises `UsageError` for a model without a chat template or with one that cannot be read.
         """
         if not tokeniser.template:
-            raise UsageError(f"{tokeniser.name} has no chat template; leave out --chat, or give an instruct model")
+            raise UsageError(f"{tokeniser.name} has no chat template; leave out --chat or take an instruct model")
         self._tokeniser = tokeniser
         self._template = ChatTemplate(
             tokeniser.template,
@@ -168,7 +168,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except (jinja2.TemplateError, *_TOO_MUCH, SyntaxError, ValueError) as error:
-            raise UsageError(f"the model's chat template cannot be read ({error}); leave out --chat") from error
+            raise UsageError(f"the model's chat template cannot be read ({error}); leave out --chat, or take another model") from error
 
     def render(self, messages: Iterable[Mapping[str, str]]) -> str:
         """The text of `messages`, ready for the model's answer. Raises `UsageError` where the template fails."""

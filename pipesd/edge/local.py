@@ -25,7 +25,7 @@ def generate_alone(
     drafter.rollback(0)
     drafter.extend(ids)
     if drafter.room <= 0:
-        raise UsageError(f"the prompt has {len(ids)} ids, more than the draft model's context: shorten the prompt")
+        raise UsageError(f"the prompt has {len(ids)} ids, which fill the draft model's context: shorten the prompt")
     while drafter.prefill(PREFILL_PIECE) and not run.cancelled.is_set():
         pass
     run.opened(clock.now(), cloud=True, drafter=True)
