@@ -168,7 +168,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except (jinja2.TemplateError, *_TOO_MUCH, SyntaxError, ValueError) as error:
-            raise UsageError(f"the model's chat template cannot be read ({error}); leave out --chat, or take another model") from error
+            raise UsageError(f"the model's chat template cannot be read ({error}); leave out --chat") from error
 
     def render(self, messages: Iterable[Mapping[str, str]]) -> str:
         """The text of `messages`, ready for the model's answer. Raises `UsageError` where the template fails."""
