@@ -97,7 +97,7 @@ def test_five_hundred_cancels_and_then_a_complete_reply(cloud: Serving, strategy
         async with edge(cloud.address, strategy=strategy) as session:
             for number in range(250):
                 task = asyncio.create_task(ids_of(session, f"prompt {number}", max_tokens=1900))
-                await asyncio.sleep(chance.uniform(0, 0.006) if number % 5 else 0)
+                await asyncio.sleep(chance.uniform(0, 0.004) if number % 5 else 0)
                 await cancelled(task)
                 if number % 25 == 0:
                     assert await ids_of(session, "complete", max_tokens=30) == said(LAW, "complete", 30)

@@ -147,7 +147,7 @@ def address_of(server: socket.socket) -> str:
     return f"tcp://127.0.0.1:{server.getsockname()[1]}"
 
 
-def unreachable(address: str, connect_s: float = 0.4) -> str:
+def unreachable(address: str, connect_s: float = 0.25) -> str:
     begun_s = time.monotonic()
     with pytest.raises(Unreachable) as error:
         greeted(address, connect_s=connect_s)

@@ -121,15 +121,23 @@ def test_cancel_in_the_prompts_prefill(cloud: Serving) -> None:
 
 
 def test_cancel_while_the_target_computes() -> None:
-    with serving(target={"pass_s": 1.0}) as cloud, edge(cloud.address, strategy="cloud") as session:
+    with serving(target={"pass_s": 0.7}) as cloud, edge(cloud.address, strategy="cloud") as session:
         reader = InThread(lambda: list(session.generate([65], max_tokens=40)))
-        time.sleep(0.3)
+        time.sleep(0.1)
         session.cancel()
         assert wait_until(lambda: reader.over, "it ends") < 0.5
         assert reader.result() == [] and session.finish_reason == "cancelled"
 
 
-def test_an_interrupt_of_the_program_leaves_a_session_that_works(cloud: Serving) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where the tests run in the background and it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_of_the_program_leaves_a_session_that_works(cloud: Serving, interruptible: None) -> None:
     """Ctrl-C in a program that does nothing about it: the loop ends, the session does not."""
     main = threading.main_thread().ident
     assert main is not None
@@ -255,7 +263,7 @@ def test_a_generation_that_does_not_end_is_not_waited_for_for_ever(
     cloud: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipesd.edge.run.CLOSE_S", 0.1)
-    drafter = ScriptedDrafter(Agreement(LAW, 0.8), gamma_s=1.0)
+    drafter = ScriptedDrafter(Agreement(LAW, 0.8), gamma_s=0.4)
     session = edge(cloud.address, drafter=drafter)
     reader = Reader(session)
     wait_until(lambda: drafter.fed > 0, "it has begun")
