@@ -282,8 +282,8 @@ def front_socket(
         endpoint = next((each for each in found if "[" not in each), found[0])  # IPv4 first: edges try both
     socket = new_socket(context, zmq.ROUTER, settings)
     socket.set(zmq.ROUTER_MANDATORY, 1)
-    # With a domain libzmq refuses peers of ZMTP 1 and 2, for whom any eight bytes on the port are a message; one of them
-    # that is still greeting when the socket closes would make libzmq abort the process.
+    # With a domain libzmq refuses peers of ZMTP 1 and 2, for whom any eight bytes on the port are a message; one that
+    # is still greeting when the socket closes would make libzmq abort the process.
     socket.set(zmq.ZAP_DOMAIN, b"pipesd")
     socket.set(zmq.IPV6, int(host == "*" or "[" in endpoint))
     try:
