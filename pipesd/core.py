@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 LEAST_AHEAD = 16  # tokens of draft, and of free run, that every cloud allows before it has said its own bounds
 
@@ -65,6 +65,15 @@ class Piece:
     text: str
     token_ids: tuple[int, ...]
     origin: Origin
+
+
+class Drawn(NamedTuple):
+    """One draft token, as the draft model drew it. Probability and entropy (nats) are those of its own distribution at
+    temperature 1, whatever the sampling options."""
+
+    id: int
+    p_draft: float
+    entropy: float
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

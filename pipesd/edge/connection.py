@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from pipesd.clock import Clock
 from pipesd.config import EdgeConfig
@@ -42,15 +42,38 @@ HELLO_AGAIN_S = 0.5
 APART = (Hello, Open)  # not counted in a generation's bytes
 
 
+class Link(Protocol):
+    """What carries bytes to a cloud and back: `EdgeSocket`, or what stands in for it in a test."""
+
+    address: str
+
+    def adopt(self) -> None: ...
+
+    def send(self, payload: bytes) -> bool: ...
+
+    def receive(self, timeout_s: float = 0.0) -> bytes | None: ...
+
+    def wake(self) -> None: ...
+
+    def explain(self) -> str: ...
+
+    def close(self) -> None: ...
+
+
 class Connection:
-    """One DEALER to one cloud. It belongs to one thread at a time: see `adopt`."""
+    """A link to one cloud. It belongs to one thread at a time: see `adopt`."""
 
     def __init__(
-        self, config: EdgeConfig, clock: Clock, events: EventLog, cancelled: Callable[[], bool] = lambda: False
+        self,
+        config: EdgeConfig,
+        clock: Clock,
+        events: EventLog,
+        cancelled: Callable[[], bool] = lambda: False,
+        link: Link | None = None,
     ) -> None:
         self._context = Context()
         try:
-            self._socket = edge_socket(self._context, config.cloud)
+            self._socket = edge_socket(self._context, config.cloud) if link is None else link
         except PipeSDError:
             self._context.term()
             raise

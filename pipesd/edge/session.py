@@ -16,7 +16,7 @@ from typing import Any, Self
 from pipesd.clock import Clock, SystemClock
 from pipesd.config import EdgeConfig, GenerateConfig, make_config
 from pipesd.core import FinishReason, Piece, common_prefix
-from pipesd.edge.connection import Connection, refusal
+from pipesd.edge.connection import Connection, Link, refusal
 from pipesd.edge.local import PREFILL_PIECE, generate_alone
 from pipesd.edge.models import Drafter, Tokeniser, load_models, prompt_ids
 from pipesd.edge.patience import Patience
@@ -37,7 +37,8 @@ class EdgeSession:
     `finish_reason` and `seed` describe the last generation afterwards.
 
     Models and connection are made on entering (or by the first `generate`). One generation at a time; `cancel` may be
-    called from any thread. `drafter` and `tokeniser` stand in for those of `config.draft` and are not closed.
+    called from any thread. `drafter` and `tokeniser` stand in for those of `config.draft` and are not closed,
+    `link` for a connection to `config.cloud`.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class EdgeSession:
         drafter: Drafter | None = None,
         tokeniser: Tokeniser | None = None,
         clock: Clock | None = None,
+        link: Link | None = None,
     ) -> None:
         self.config = config
         self.strategy = make_strategy(config.strategy, config.draft_length)
@@ -56,6 +58,7 @@ class EdgeSession:
         self.finish_reason: FinishReason | None = None
         self.seed: int | None = None
         self._clock = clock or SystemClock()
+        self._link = link
         self._drafter, self._tokeniser = drafter, tokeniser
         self._owned: list[Drafter | Tokeniser] = []
         self._machine = EdgeMachine(new_session(), config.draft_ahead)
@@ -89,7 +92,7 @@ class EdgeSession:
 
     def _open(self, config: EdgeConfig) -> None:
         if self.strategy.uses_cloud:  # connects while the models load
-            self._connection = Connection(config, self._clock, self._events, self._cancelled.is_set)
+            self._connection = Connection(config, self._clock, self._events, self._cancelled.is_set, self._link)
         needs_drafter = self.strategy.drafts or not self.strategy.uses_cloud
         if self._tokeniser is None or (needs_drafter and self._drafter is None):
             self._drafter, self._tokeniser = load_models(config, drafter=needs_drafter)
