@@ -83,12 +83,50 @@ class Overridden:
 
 def test_guess_and_probability_are_the_softmax_of_the_row(drafter: Drafter) -> None:
     drafter.extend(PROMPT)
-    token_id, p_draft = drafter.draft()
+    token_id, p_draft, entropy = drafter.draft()
     drafter.rollback(len(PROMPT))
     row = logits(drafter).astype(np.float64)
     weights = np.exp(row - row.max())
     assert token_id == row.argmax()
-    assert p_draft == pytest.approx(weights[token_id] / weights.sum(), rel=1e-5)
+    law = weights / weights.sum()
+    assert p_draft == pytest.approx(law[token_id], rel=1e-5)
+    assert entropy == pytest.approx(-(law * np.log(law)).sum(), rel=1e-4)
+
+
+def row_of(kind: str, rng: np.random.Generator) -> np.ndarray:
+    """Logits of the tiny model's width."""
+    row = rng.normal(0, 3, 512)
+    if kind == "one id alone":
+        row[:] = -np.inf
+        row[7] = 2.0
+    elif kind == "one id, others far below":
+        row[7] += 1000.0
+    elif kind == "even":
+        row[:] = -4.5
+    elif kind == "some ids impossible":
+        row[::3] = -np.inf
+    elif kind == "as far apart as can be":
+        row = np.where(row > 0, 1.0e38, -1.0e38)
+    return row.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["any", "one id alone", "one id, others far below", "even", "some ids impossible", "as far apart as can be"],
+)
+def test_probability_and_entropy_come_from_the_row_alone_at_temperature_1(drafter: Drafter, kind: str) -> None:
+    """So the confidence that a trigger sees cannot depend on how a request asks to sample."""
+    rng = np.random.default_rng(3)
+    for _ in range(30):
+        row = row_of(kind, rng)
+        drafter._logits = lambda row=row: row  # type: ignore[method-assign, misc]
+        with np.errstate(all="raise", under="ignore"):
+            drawn = drafter._choose()
+        weights = np.exp(row.astype(np.float64) - float(row.max()))
+        law = weights[weights > 0] / weights.sum()
+        assert drawn.id == row.argmax()
+        assert drawn.p_draft == pytest.approx(law.max(), rel=1e-5)
+        assert drawn.entropy == pytest.approx(-(law * np.log(law)).sum(), rel=1e-4, abs=1e-6) and drawn.entropy >= 0.0
 
 
 def test_the_cache_is_the_prefix_and_the_live_draft_after_every_step(drafter: Drafter) -> None:
@@ -217,7 +255,7 @@ def test_padding_ids_are_never_proposed_and_the_probability_counts_the_whole_row
     row = np.zeros(512, np.float32)
     row[500], row[469], row[3] = 30.0, 29.0, 28.0
     drafter._logits = lambda: row  # type: ignore[method-assign]
-    token_id, p_draft = drafter._choose()
+    token_id, p_draft, _ = drafter._choose()
     assert token_id == 469
     assert p_draft == pytest.approx(np.exp(-1) / (1 + np.exp(-1) + np.exp(-2)), rel=1e-4)
     drafter.close()
@@ -228,8 +266,10 @@ def test_a_row_that_is_not_finite_gives_a_guess_without_confidence(drafter: Draf
     for row in (np.full(512, bad, np.float32), np.r_[np.zeros(500), [bad] * 12].astype(np.float32)):
         drafter._logits = lambda row=row: row  # type: ignore[method-assign, misc]
         with np.errstate(all="raise", under="ignore"):
-            token_id, p_draft = drafter._choose()
+            token_id, p_draft, entropy = drafter._choose()
         assert 0 <= token_id < 512 and 0.0 <= p_draft <= 1.0
+        wanted = np.log(500) if np.isfinite(row.max()) else np.log(512)
+        assert entropy == pytest.approx(wanted, rel=1e-5)
         if bad != -np.inf:
             assert p_draft == 0.0
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from clouds import LAW, PATIENT_S, Serving, at_once, edge, ids_of, recorded, said, serving, wait_until
 
-from pipesd.core import Piece
+from pipesd.core import Drawn, Piece
 from pipesd.errors import DrafterFailed, Refused, UsageError
 from pipesd.protocol.messages import ErrorCode
 from pipesd.sim.drafters import Agreement, DraftScript, ScriptedDrafter
@@ -306,7 +306,7 @@ def test_the_draft_context_limits_local() -> None:
 class FailingDrafter(ScriptedDrafter):
     """Fails at its twentieth draft, as llama.cpp may."""
 
-    def draft(self) -> tuple[int, float]:
+    def draft(self) -> Drawn:
         if self.drawn == 20:
             raise DrafterFailed("scripted: no memory left")
         return super().draft()

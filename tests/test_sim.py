@@ -340,7 +340,7 @@ def follow(drafter: ScriptedDrafter, law: KeyedText, count: int) -> tuple[int, l
     wrong: list[float] = []
     for _ in range(count):
         said = law.choice(state_of(drafter.ids))
-        token_id, p_draft = drafter.draft()
+        token_id, p_draft, _ = drafter.draft()
         (right if token_id == said else wrong).append(p_draft)
         hits += token_id == said
         drafter.rollback(len(drafter) - 1)
@@ -393,7 +393,7 @@ def test_drafter_answers_by_its_prefix_whatever_came_before(steps: list[Any]) ->
     for step in steps:
         if step == "draft":
             guess = drafter.draft()
-            assert guess == proposal.propose(len(held), state_of(held))
+            assert guess[:2] == proposal.propose(len(held), state_of(held))
             held.append(guess[0])
         elif isinstance(step, int):
             length = max(1, len(held) - step)
@@ -461,11 +461,19 @@ def test_script_drafts_given_ids_even_impossible_ones() -> None:
     script = DraftScript([512, -1, 1 << 31], [0.9, 0.8, 0.7], start=2)
     drafter = ScriptedDrafter(script)
     drafter.extend([5, 6])
-    assert [drafter.draft() for _ in range(4)] == [(512, 0.9), (-1, 0.8), (1 << 31, 0.7), (0, 0.01)]
+    assert [drafter.draft()[:2] for _ in range(4)] == [(512, 0.9), (-1, 0.8), (1 << 31, 0.7), (0, 0.01)]
     drafter.rollback(3)
     drafter.extend([9])
-    assert drafter.draft() == (1 << 31, 0.7)
+    assert drafter.draft()[:2] == (1 << 31, 0.7)
     assert ScriptedDrafter(DraftScript([4, 4], 0.5)).proposal.propose(1, EMPTY) == (4, 0.5)
+
+
+@pytest.mark.parametrize("p_draft", [0.0, 1e-300, 0.3, 0.999, 1.0])
+def test_entropy_is_that_of_the_guess_and_an_even_rest(p_draft: float) -> None:
+    drafter = ScriptedDrafter(DraftScript([4], [p_draft], start=1), byte_vocabulary(8))
+    drafter.extend([1])
+    law = np.array([p_draft, *[(1 - p_draft) / 7] * 7])
+    assert drafter.draft().entropy == pytest.approx(-sum(p * np.log(p) for p in law if p > 0), abs=1e-12)
 
 
 def test_wrong_guesses_can_be_end_ids_and_confidence_can_lie() -> None:
@@ -473,8 +481,8 @@ def test_wrong_guesses_can_be_end_ids_and_confidence_can_lie() -> None:
     drafter = ScriptedDrafter(Agreement(law, 0.3, wrong=[END_ID, 300], confidence=0.99))
     drafter.extend(PROMPT)
     guesses = [drafter.draft() for _ in range(60)]
-    assert {p for _, p in guesses} == {0.99}
-    assert {i for i, _ in guesses} - set(LETTERS) == {END_ID, 300}
+    assert {p for _, p, _ in guesses} == {0.99}
+    assert {i for i, _, _ in guesses} - set(LETTERS) == {END_ID, 300}
 
 
 # -- vocabulary and tokeniser

@@ -13,6 +13,7 @@ how a text was cut into pieces. That may change a guess at a near tie, never wha
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
 import weakref
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from pipesd.core import Drawn
 from pipesd.cpu import usable_cpus
 from pipesd.edge.gguf_header import read_header
 from pipesd.edge.llama import log, native
@@ -33,6 +35,7 @@ MOST_DEFAULT_CONTEXT = 8192  # positions
 MOST_DEFAULT_THREADS = 8  # a small model's step is bound by memory long before that
 PIECE = 64  # most ids fed in one call of llama.cpp: bounds the wait for an interruption, and memory
 _ALL = -1
+_LEAST_LOGIT = np.float32(-200.0)  # under the highest: exp gives 0, and unlike -inf it may be multiplied by 0
 _TRIED = 4  # ids that show whether the end of a cache can be dropped
 
 
@@ -96,8 +99,8 @@ class Drafter:
         self._free = weakref.finalize(self, _free, llama, self._context, self._batch, weights)
         self._batch_ids, self._batch_positions, self._batch_rows = self._batch_views()
         self._width, self._real = self.vocabulary.size, self.vocabulary.real_size
-        self._scratch = np.empty(self._width, np.float32)
-        self._row_address, self._row = 0, self._scratch
+        self._below, self._exp = np.empty((2, self._width), np.float32)
+        self._row_address, self._row = 0, self._below
         self._stand_in = next(iter(self.tokeniser.encode(" ", add_bos=False)), 0)
         self._lock = threading.Lock()
         self._ids: list[int] = []
@@ -182,10 +185,13 @@ class Drafter:
             self._feed(min(len(self._ids), self._fed + most))
             return len(self._ids) - self._fed
 
-    def draft(self) -> tuple[int, float]:
-        """The most probable next id that has a text, and its probability: softmax at temperature 1 over the whole row.
+    def draft(self) -> Drawn:
+        """The most probable next id that has a text, with its probability and the entropy (nats) of the distribution:
+        the softmax at temperature 1 over the whole row. Nothing else goes into them; no sampling option comes here.
 
-        The id is appended. Raises `DraftContextFull` when `room` is 0, `DrafterFailed` when llama.cpp fails.
+        A row that holds NaN or +inf gives probability 0 and the entropy of knowing nothing, log of the row's width, so
+        that no rule takes such a guess for a sure one. The id is appended. Raises `DraftContextFull` when `room` is 0,
+        `DrafterFailed` when llama.cpp fails.
         """
         with self._lock:
             self._check_open()
@@ -195,9 +201,9 @@ class Drafter:
             if self._row_of != len(self._ids):
                 self._cut(len(self._ids) - 1)  # what was fed without asking for logits is fed again
                 self._feed(len(self._ids))
-            token_id, p_draft = self._choose()
-            self._ids.append(token_id)
-            return token_id, p_draft
+            drawn = self._choose()
+            self._ids.append(drawn.id)
+            return drawn
 
     def close(self) -> None:
         """Free context and model; may be called again, no other call may follow."""
@@ -258,16 +264,21 @@ class Drafter:
             self._row = np.ctypeslib.as_array((ctypes.c_float * self._width).from_address(address))
         return self._row
 
-    def _choose(self) -> tuple[int, float]:
+    def _choose(self) -> Drawn:
         row = self._logits()
         token_id = int(row[: self._real].argmax())
         top = row.max()
         if not np.isfinite(top):
-            return token_id, 0.0
-        np.subtract(row, top, out=self._scratch)
-        own = float(np.exp(self._scratch[token_id]))
-        np.exp(self._scratch, out=self._scratch)
-        return token_id, own / float(self._scratch.sum())
+            return Drawn(token_id, 0.0, math.log(self._width))
+        below, weights = self._below, self._exp
+        np.subtract(row, top, out=below)
+        if row.min() - top < _LEAST_LOGIT:
+            np.maximum(below, _LEAST_LOGIT, out=below)
+        np.exp(below, out=weights)
+        own, total = float(weights[token_id]), float(weights.sum())
+        np.multiply(below, weights, out=below)
+        # with p = w / Σw and log p = x - log Σw, -Σ p·log p is log Σw - Σ w·x / Σw
+        return Drawn(token_id, own / total, max(0.0, math.log(total) - float(below.sum()) / total))
 
     def _try_to_drop(self) -> bool:
         """Whether the end of the cache can be dropped, tried: the logits afterwards must be those of a fresh cache."""

@@ -33,7 +33,7 @@ def generate_alone(
         if run.cancelled.is_set():
             run.reason = "cancelled"
             break
-        token, _ = run.draft(drafter, clock)
+        token = run.draft(drafter, clock).id
         run.tally.drafted += 1
         run.commit([token], ["unverified"], clock.now())
         if run.stream.stopped or token in end_ids:

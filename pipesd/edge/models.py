@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pipesd.config import EdgeConfig
-from pipesd.core import common_prefix
+from pipesd.core import Drawn, common_prefix
 from pipesd.edge.chat import ChatTokeniser
 from pipesd.errors import Refused, UsageError
 from pipesd.protocol.messages import MAX_IDS_OPEN, ErrorCode, Welcome
@@ -45,8 +45,8 @@ class Drafter(Protocol):
     def prefill(self, most: int) -> int:
         """Decode at most `most` appended ids; returns how many remain."""
 
-    def draft(self) -> tuple[int, float]:
-        """Draw, append and return the next token and its probability."""
+    def draft(self) -> Drawn:
+        """Draw, append and return the next token, with probability and entropy at temperature 1."""
 
     def close(self) -> None: ...
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 from pipesd.clock import Clock
 from pipesd.config import GenerateConfig
-from pipesd.core import FinishReason, Origin, Piece
+from pipesd.core import Drawn, FinishReason, Origin, Piece
 from pipesd.edge.models import Drafter, Tokeniser
 from pipesd.edge.text import TextStream
 from pipesd.errors import UsageError
@@ -97,8 +97,8 @@ class Run:
                 self.pieces.append(Piece(self.stream.push(stretch), stretch, origins[start]))
                 start = end
 
-    def draft(self, drafter: Drafter, clock: Clock) -> tuple[int, float]:
-        """The drafter's next token and its probability, timed."""
+    def draft(self, drafter: Drafter, clock: Clock) -> Drawn:
+        """The drafter's next token, timed."""
         started_s = clock.now()
         drawn = drafter.draft()
         self.meter.draft_s += clock.now() - started_s

@@ -303,7 +303,7 @@ class EdgeSession:
                 if drafter.prefill(PREFILL_PIECE) == 0:
                     run.opened(self._clock.now(), drafter=True)
                 return
-            token, p_draft = run.draft(drafter, self._clock)
+            token, p_draft, _ = run.draft(drafter, self._clock)
         except DrafterFailed as error:
             self._go_on_without_drafts(run, str(error))
             return

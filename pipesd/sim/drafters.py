@@ -7,12 +7,13 @@ the ids, and a wrong call is an assertion, so the bookkeeping of a session is te
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from pipesd.clock import Clock, SystemClock
-from pipesd.core import Vocabulary
+from pipesd.core import Drawn, Vocabulary
 from pipesd.sim.texts import EMPTY, LETTERS, Law, folded, mixed, unit
 from pipesd.sim.tokeniser import byte_vocabulary
 
@@ -83,6 +84,13 @@ class DraftScript:
         if not 0 <= at < len(self.ids):
             return self.filler, 0.01
         return self.ids[at], self.probabilities if isinstance(self.probabilities, float) else self.probabilities[at]
+
+
+def entropy_of(p: float, ids: int) -> float:
+    """Entropy (nats) of one id at probability `p` while the `ids` - 1 others, at least one, share the rest evenly."""
+    own = p * math.log(p) if p > 0.0 else 0.0
+    rest = (1.0 - p) * math.log((1.0 - p) / (ids - 1)) if p < 1.0 else 0.0
+    return max(0.0, -own - rest)
 
 
 class ScriptedDrafter:
@@ -156,8 +164,9 @@ class ScriptedDrafter:
         self._last(fed * self.prefill_s)
         return len(self._ids) - len(self._cache)
 
-    def draft(self) -> tuple[int, float]:
-        """Feed what is pending; the id guessed next, which becomes pending, and its probability."""
+    def draft(self) -> Drawn:
+        """Feed what is pending; the id guessed next, which becomes pending, with its probability and the entropy of a
+        distribution in which all other ids of the vocabulary share the rest evenly."""
         self._check()
         assert self._ids, "a draft behind no ids"
         assert self.room, f"a draft behind {len(self._ids)} ids, the context is {self.context}"
@@ -166,7 +175,7 @@ class ScriptedDrafter:
         self._ids.append(token_id)
         self.drawn += 1
         self._last(self.gamma_s + max(0, fed - 1) * self.prefill_s)
-        return token_id, p_draft
+        return Drawn(token_id, p_draft, entropy_of(p_draft, self.vocabulary.size))
 
     def close(self) -> None:
         """No call may follow, but another `close`."""
