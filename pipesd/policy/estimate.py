@@ -1,0 +1,233 @@
+"""What the link and the drafting cost, from samples: a line through noisy times, and the figures that a run goes by.
+
+A message of n tokens takes α + β·n one way (PipeSD, section 3), so sizes and times lie about a line. Measured times are
+never too short but often far too long (a lost packet, a busy processor), hence the line is a robust one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+FEWEST_SIZES = 3  # distinct ones, for a slope
+FEWEST_SAMPLES = 5
+SPREAD = 2.0  # the largest size over the smallest, for a slope
+MADN = 1.4826  # median absolute deviation to standard deviation, in normal noise
+HUBER = 1.345  # standard deviations; beyond, a sample pulls no harder than there (Huber's usual choice)
+OUTLIER = 8.0  # standard deviations; beyond, a sample is left out
+RESOLUTION = 0.01  # share of the median time that is no outlier however calm the rest
+MOST_ROUNDS = 20
+GROUPS = 128  # points that the first, quadratic look at the samples goes through
+
+
+class PlanFigures(NamedTuple):
+    """What the planner of token batches takes, in its order; all finite, at least 0, the gap at most α."""
+
+    alpha_s: float
+    beta_s: float
+    gamma_s: float
+    gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a run knows of its conditions at one moment; None is not known yet. No figure is negative or NaN."""
+
+    alpha_s: float | None = None  # one-way start-up of the link
+    beta_s: float | None = None  # the uplink's time for one more token; 0 where `beta_is_zero`
+    gamma_s: float | None = None  # drafting one token
+    gap_s: float | None = None  # what a message occupies of the link beside its tokens, at most alpha_s
+    rtt_s: float | None = None  # a message and its answer as they were sent, without the cloud's own time
+    tpt_s: float | None = None  # time per output token
+    pass_s: float | None = None  # the cloud's own time for a verification
+    beta_is_zero: bool = False  # β was looked for and cannot be told from 0
+    samples: int = 0  # round trips that the link's figures rest on
+
+    def plan_figures(self) -> PlanFigures | None:
+        """What a plan is made of, or None while α or γ is not known. An unknown β counts as 0, an unknown gap as α."""
+        if self.alpha_s is None or self.gamma_s is None:
+            return None
+        gap_s = self.alpha_s if self.gap_s is None else min(self.gap_s, self.alpha_s)
+        return PlanFigures(self.alpha_s, self.beta_s or 0.0, self.gamma_s, gap_s)
+
+
+# A difference below these is none, whatever its share: it moves no plan (s).
+FLOORS_S = {"alpha": 5e-4, "beta": 5e-5, "gamma": 5e-5, "gap": 1e-4, "tpt": 5e-4}
+
+
+def changed(old: Estimate, new: Estimate, share: float = 0.2) -> frozenset[str]:
+    """Which of `alpha beta gamma gap tpt` differ by more than `share` of the old value (PipeSD, appendix D) and by more
+    than FLOORS_S. A figure known for the first time counts, one no longer known does not."""
+    names = set()
+    for name, floor_s in FLOORS_S.items():
+        before, now = getattr(old, f"{name}_s"), getattr(new, f"{name}_s")
+        if now is None:
+            continue
+        if before is None or abs(now - before) > max(share * before, floor_s):
+            names.add(name)
+    return frozenset(names)
+
+
+class LineFit(NamedTuple):
+    """time = intercept + slope · size, with 95 % intervals; all at least 0 (s, s per unit of size).
+
+    Without samples intercept and slope are 0 with nothing known above them: the upper ends are infinite.
+    """
+
+    intercept_s: float
+    slope_s: float
+    intercept_low_s: float
+    intercept_high_s: float
+    slope_low_s: float
+    slope_high_s: float
+    r2: float  # share of the variance that the line explains, outliers apart; 0 where there is no variance
+    slope_known: bool  # the slope can be told from 0
+    spread_enough: bool  # samples and sizes suffice for a slope
+    samples: int  # used
+    outliers: int  # left out as far too long or short
+    dropped: int  # negative, NaN or infinite: no measurements
+
+
+def fit_line(sizes: Sequence[float], times_s: Sequence[float], lags_s: Sequence[float] | None = None) -> LineFit:
+    """The line through times (s) over sizes (any unit, at least 0), robust to a third of the samples being far off.
+
+    Siegel's repeated medians give a first line; samples beyond 8 of its standard deviations (by the median absolute
+    deviation) are left out, Huber's M-estimate goes through the rest. Intervals take each sample's own deviation, so
+    that noise may grow with the size; they assume that samples do not depend on each other. `lags_s` tells for each
+    time by how much it may be off to either side in all (s): it then weighs less.
+
+    For a slope there must be 5 samples of 3 distinct sizes, the largest at least twice the smallest (`spread_enough`).
+    Where the best slope would be negative it is 0, and likewise the intercept; the other is fitted anew.
+    """
+    import numpy as np  # here, because this module is on the way to a command's flags
+
+    x, y = np.asarray(sizes, dtype=np.float64), np.asarray(times_s, dtype=np.float64)
+    lag = np.zeros_like(x) if lags_s is None else np.asarray(lags_s, dtype=np.float64)
+    assert x.ndim == 1 and x.shape == y.shape == lag.shape, f"{x.shape} sizes, {y.shape} times, {lag.shape} lags"
+    good = np.isfinite(x) & np.isfinite(y) & np.isfinite(lag) & (x >= 0) & (y >= 0) & (lag >= 0)
+    dropped = int(len(x) - good.sum())
+    x, y, lag = x[good], y[good], lag[good]
+    if len(x) == 0:
+        return LineFit(0.0, 0.0, 0.0, math.inf, 0.0, math.inf, 0.0, False, False, 0, 0, dropped)
+    if len(x) == 1:
+        intercept = float(y[0])
+        return LineFit(intercept, 0.0, 0.0, math.inf, 0.0, math.inf, 0.0, False, False, 1, 0, dropped)
+    return _fit(x, y, lag, dropped)
+
+
+def _fit(x: Array, y: Array, lag: Array, dropped: int) -> LineFit:
+    import numpy as np
+
+    slope, intercept = _first_line(x, y)
+    given = len(x)
+    resolution = RESOLUTION * float(np.median(y)) / OUTLIER
+    for _ in range(2):  # outliers make the first deviation too large
+        residual = np.abs(y - intercept - slope * x)
+        deviation = _deviations(residual, lag, resolution)
+        kept = residual <= OUTLIER * deviation
+        x, y, lag, deviation = x[kept], y[kept], lag[kept], deviation[kept]
+    outliers = given - len(x)
+    distinct = np.unique(x)
+    enough = len(x) >= FEWEST_SAMPLES and len(distinct) >= FEWEST_SIZES and bool(distinct[-1] >= SPREAD * distinct[0])
+    ones = np.ones_like(x)
+    if len(distinct) == 1:
+        (level,), (half,), _ = _huber(ones[:, None], y, deviation, np.array([float(np.median(y))]))
+        high = level + half
+        size = float(distinct[0])
+        return LineFit(level, 0.0, 0.0, high, 0.0, high / size if size else math.inf, 0.0, False, False,
+                       len(x), outliers, dropped)  # fmt: skip
+    design = np.stack([ones, x], axis=1)
+    (intercept, slope), (intercept_half, slope_half), _ = _huber(design, y, deviation, np.array([intercept, slope]))
+    lows, highs = (intercept - intercept_half, slope - slope_half), (intercept + intercept_half, slope + slope_half)
+    if slope < 0:
+        slope = 0.0
+        (intercept,), _, _ = _huber(ones[:, None], y, deviation, np.array([float(np.median(y))]))
+    elif intercept < 0:
+        intercept = 0.0
+        (slope,), _, _ = _huber(x[:, None], y, deviation, np.array([slope]))
+    residual = y - intercept - slope * x
+    total = float(((y - y.mean()) ** 2).sum())
+    r2 = 0.0 if total <= 0 else min(max(1 - float((residual**2).sum()) / total, 0.0), 1.0)
+    return LineFit(
+        intercept, slope, min(max(lows[0], 0.0), intercept), max(highs[0], intercept), min(max(lows[1], 0.0), slope),
+        max(highs[1], slope), r2, enough and lows[1] > 0, enough, len(x), outliers, dropped,
+    )  # fmt: skip
+
+
+def _deviations(residual: Array, lag: Array, least: float) -> Array:
+    """Standard deviation of each sample: what all have in common, and that of being anywhere within its lag."""
+    import numpy as np
+
+    scale = MADN * float(np.median(residual)) * (1 + 5 / len(residual))  # of few, the median deviation is too small
+    of_lags = lag * lag / 3
+    own = max(scale * scale - float(np.median(of_lags)), 0.01 * scale * scale, least * least, 1e-24)
+    deviation: Array = np.sqrt(own + of_lags)
+    return deviation
+
+
+def _first_line(x: Array, y: Array) -> tuple[float, float]:
+    """Slope and intercept by repeated medians: for each point the median slope to the others, and the median of these.
+    Many samples are first put into groups of neighbours in size, each standing for as many samples."""
+    import numpy as np
+
+    if len(x) > GROUPS:
+        order = np.argsort(x, kind="stable")
+        parts = np.array_split(order, GROUPS)
+        px = np.array([np.median(x[part]) for part in parts])
+        py = np.array([np.median(y[part]) for part in parts])
+    else:
+        px, py = x, y
+    dx = px[:, None] - px[None, :]
+    slopes = np.full_like(dx, np.nan)
+    np.divide(py[:, None] - py[None, :], dx, out=slopes, where=dx != 0)
+    slopes.sort(axis=1)  # what has no slope, NaN, comes last
+    counts = np.isfinite(slopes).sum(axis=1)
+    rows, counts = np.flatnonzero(counts), counts[counts > 0]
+    each = (slopes[rows, (counts - 1) // 2] + slopes[rows, counts // 2]) / 2
+    slope = float(np.median(each)) if len(each) else 0.0
+    return slope, float(np.median(y - slope * x))
+
+
+def _huber(design: Array, y: Array, deviation: Array, start: Array) -> tuple[list[float], list[float], Array]:
+    """Huber's M-estimate of the columns' factors, the half-widths of their 95 % intervals, and the residuals."""
+    import numpy as np
+
+    n, columns = design.shape
+    factors = start
+    base = 1 / (deviation * deviation)
+    for _ in range(MOST_ROUNDS):
+        residual = y - design @ factors
+        weight = base * np.minimum(1.0, HUBER * deviation / np.maximum(np.abs(residual), 1e-300))
+        weighted = design * weight[:, None]
+        before, factors = factors, np.linalg.lstsq(weighted.T @ design, weighted.T @ y, rcond=None)[0]
+        if np.all(np.abs(design @ (factors - before)) <= 1e-4 * deviation):
+            break
+    residual = y - design @ factors
+    inside = np.abs(residual) <= HUBER * deviation
+    pull = base * np.clip(residual, -HUBER * deviation, HUBER * deviation)
+    bread = np.linalg.pinv((design * (base * inside)[:, None]).T @ design)
+    whole = np.linalg.pinv((design * base[:, None]).T @ design)
+    leverage = np.minimum(np.einsum("ij,jk,ik->i", design, whole, design) * base, 0.999)
+    score = design * (pull / (1 - leverage))[:, None]  # HC3: what a sample would deviate had it no say in the fit
+    variance = np.diag(bread @ (score.T @ score) @ bread)
+    half = student_95(n - columns) * np.sqrt(np.maximum(variance, 0.0))
+    return [float(v) for v in factors], [float(v) for v in half], residual
+
+
+def student_95(freedom: int) -> float:
+    """Two-sided 95 % quantile of Student's t, within 1 % (its expansion about the normal one; infinite below 1)."""
+    if freedom < 1:
+        return math.inf
+    if freedom < 3:
+        return (12.7062, 4.3027)[freedom - 1]
+    z, v = 1.959964, freedom
+    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    return z + terms[0] / v + terms[1] / v**2 + terms[2] / v**3
