@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from pipesd.policy.token_batches import LONGEST_S
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -25,6 +27,7 @@ HUBER = 1.345  # standard deviations; beyond, a sample pulls no harder than ther
 OUTLIER = 8.0  # standard deviations; beyond, a sample is left out
 RESOLUTION = 0.01  # share of the median time that is no outlier however calm the rest
 MOST_ROUNDS = 20
+LARGEST = 1e15
 GROUPS = 128  # points that the first, quadratic look at the samples goes through
 
 
@@ -97,69 +100,70 @@ class LineFit(NamedTuple):
 
 
 def fit_line(sizes: Sequence[float], times_s: Sequence[float], lags_s: Sequence[float] | None = None) -> LineFit:
-    """The line through times (s) over sizes (any unit, at least 0), robust to a third of the samples being far off.
+    """The line through times (s) over sizes (any unit), robust to a quarter of the samples being far off.
 
     Siegel's repeated medians give a first line; samples beyond 8 of its standard deviations (by the median absolute
     deviation) are left out, Huber's M-estimate goes through the rest. Intervals take each sample's own deviation, so
     that noise may grow with the size; they assume that samples do not depend on each other. `lags_s` tells for each
-    time by how much it may be off to either side in all (s): it then weighs less.
+    time by how much it may be off to either side (s), any amount up to that being as likely: it then weighs less.
 
     For a slope there must be 5 samples of 3 distinct sizes, the largest at least twice the smallest (`spread_enough`).
-    Where the best slope would be negative it is 0, and likewise the intercept; the other is fitted anew.
+    Where the best slope would be negative it is 0, and likewise the intercept; the other is fitted anew. Samples that
+    are negative, NaN or above 1e9 s (or 1e15 in size) are dropped.
     """
     import numpy as np  # here, because this module is on the way to a command's flags
 
     x, y = np.asarray(sizes, dtype=np.float64), np.asarray(times_s, dtype=np.float64)
     lag = np.zeros_like(x) if lags_s is None else np.asarray(lags_s, dtype=np.float64)
     assert x.ndim == 1 and x.shape == y.shape == lag.shape, f"{x.shape} sizes, {y.shape} times, {lag.shape} lags"
-    good = np.isfinite(x) & np.isfinite(y) & np.isfinite(lag) & (x >= 0) & (y >= 0) & (lag >= 0)
-    dropped = int(len(x) - good.sum())
+    good = (x >= 0) & (x <= LARGEST) & (y >= 0) & (y <= LONGEST_S) & (lag >= 0) & (lag <= LONGEST_S)
+    given, dropped = len(x), int(len(x) - good.sum())
     x, y, lag = x[good], y[good], lag[good]
     if len(x) == 0:
         return LineFit(0.0, 0.0, 0.0, math.inf, 0.0, math.inf, 0.0, False, False, 0, 0, dropped)
-    if len(x) == 1:
-        intercept = float(y[0])
-        return LineFit(intercept, 0.0, 0.0, math.inf, 0.0, math.inf, 0.0, False, False, 1, 0, dropped)
-    return _fit(x, y, lag, dropped)
 
-
-def _fit(x: Array, y: Array, lag: Array, dropped: int) -> LineFit:
-    import numpy as np
-
+    unit = float(x.max()) or 1.0  # sizes from 0 to 1 keep the arithmetic well conditioned
+    x = x / unit
     slope, intercept = _first_line(x, y)
-    given = len(x)
     resolution = RESOLUTION * float(np.median(y)) / OUTLIER
     for _ in range(2):  # outliers make the first deviation too large
         residual = np.abs(y - intercept - slope * x)
         deviation = _deviations(residual, lag, resolution)
         kept = residual <= OUTLIER * deviation
         x, y, lag, deviation = x[kept], y[kept], lag[kept], deviation[kept]
-    outliers = given - len(x)
+
     distinct = np.unique(x)
     enough = len(x) >= FEWEST_SAMPLES and len(distinct) >= FEWEST_SIZES and bool(distinct[-1] >= SPREAD * distinct[0])
     ones = np.ones_like(x)
-    if len(distinct) == 1:
-        (level,), (half,), _ = _huber(ones[:, None], y, deviation, np.array([float(np.median(y))]))
-        high = level + half
-        size = float(distinct[0])
-        return LineFit(level, 0.0, 0.0, high, 0.0, high / size if size else math.inf, 0.0, False, False,
-                       len(x), outliers, dropped)  # fmt: skip
-    design = np.stack([ones, x], axis=1)
-    (intercept, slope), (intercept_half, slope_half), _ = _huber(design, y, deviation, np.array([intercept, slope]))
-    lows, highs = (intercept - intercept_half, slope - slope_half), (intercept + intercept_half, slope + slope_half)
-    if slope < 0:
-        slope = 0.0
-        (intercept,), _, _ = _huber(ones[:, None], y, deviation, np.array([float(np.median(y))]))
-    elif intercept < 0:
-        intercept = 0.0
-        (slope,), _, _ = _huber(x[:, None], y, deviation, np.array([slope]))
-    residual = y - intercept - slope * x
-    total = float(((y - y.mean()) ** 2).sum())
-    r2 = 0.0 if total <= 0 else min(max(1 - float((residual**2).sum()) / total, 0.0), 1.0)
+    if len(distinct) == 1:  # no slope to be had, but no steeper one than from the origin either
+        (intercept,), (half,) = _huber([ones], y, deviation)
+        slope, low, slope_low = 0.0, 0.0, -math.inf
+        high, slope_high = intercept + half, (intercept + half) / float(distinct[0]) if distinct[0] else math.inf
+    else:
+        (intercept, slope), (half, slope_half) = _huber([ones, x], y, deviation)
+        low, high, slope_low, slope_high = intercept - half, intercept + half, slope - slope_half, slope + slope_half
+        if slope < 0:
+            (intercept,), _ = _huber([ones], y, deviation)
+            slope = 0.0
+        elif intercept < 0:
+            (slope,), _ = _huber([x], y, deviation)
+            intercept = 0.0
+    deviations, residuals = y - y.mean(), y - intercept - slope * x
+    total, left = float(deviations @ deviations), float(residuals @ residuals)
     return LineFit(
-        intercept, slope, min(max(lows[0], 0.0), intercept), max(highs[0], intercept), min(max(lows[1], 0.0), slope),
-        max(highs[1], slope), r2, enough and lows[1] > 0, enough, len(x), outliers, dropped,
-    )  # fmt: skip
+        intercept_s=intercept,
+        slope_s=slope / unit,
+        intercept_low_s=min(max(low, 0.0), intercept),
+        intercept_high_s=max(high, intercept),
+        slope_low_s=min(max(slope_low, 0.0), slope) / unit,
+        slope_high_s=max(slope_high, slope) / unit,
+        r2=min(max(1 - left / total, 0.0), 1.0) if total > 0 else 0.0,
+        slope_known=enough and slope_low > 0,
+        spread_enough=enough,
+        samples=len(x),
+        outliers=given - dropped - len(x),
+        dropped=dropped,
+    )
 
 
 def _deviations(residual: Array, lag: Array, least: float) -> Array:
@@ -178,13 +182,11 @@ def _first_line(x: Array, y: Array) -> tuple[float, float]:
     Many samples are first put into groups of neighbours in size, each standing for as many samples."""
     import numpy as np
 
+    px, py = x, y
     if len(x) > GROUPS:
-        order = np.argsort(x, kind="stable")
-        parts = np.array_split(order, GROUPS)
+        parts = np.array_split(np.lexsort((y, x)), GROUPS)
         px = np.array([np.median(x[part]) for part in parts])
         py = np.array([np.median(y[part]) for part in parts])
-    else:
-        px, py = x, y
     dx = px[:, None] - px[None, :]
     slopes = np.full_like(dx, np.nan)
     np.divide(py[:, None] - py[None, :], dx, out=slopes, where=dx != 0)
@@ -196,36 +198,36 @@ def _first_line(x: Array, y: Array) -> tuple[float, float]:
     return slope, float(np.median(y - slope * x))
 
 
-def _huber(design: Array, y: Array, deviation: Array, start: Array) -> tuple[list[float], list[float], Array]:
-    """Huber's M-estimate of the columns' factors, the half-widths of their 95 % intervals, and the residuals."""
+def _huber(columns: Sequence[Array], y: Array, deviation: Array) -> tuple[list[float], list[float]]:
+    """Huber's M-estimate of the columns' factors, and the half-widths of their 95 % intervals."""
     import numpy as np
 
-    n, columns = design.shape
-    factors = start
+    design = np.stack(columns, axis=1)
     base = 1 / (deviation * deviation)
+    weight = base
+    factors = np.zeros(len(columns))
     for _ in range(MOST_ROUNDS):
+        weighted = design * weight[:, None]
+        before, factors = factors, np.linalg.pinv(weighted.T @ design) @ (weighted.T @ y)
         residual = y - design @ factors
         weight = base * np.minimum(1.0, HUBER * deviation / np.maximum(np.abs(residual), 1e-300))
-        weighted = design * weight[:, None]
-        before, factors = factors, np.linalg.lstsq(weighted.T @ design, weighted.T @ y, rcond=None)[0]
         if np.all(np.abs(design @ (factors - before)) <= 1e-4 * deviation):
             break
-    residual = y - design @ factors
-    inside = np.abs(residual) <= HUBER * deviation
-    pull = base * np.clip(residual, -HUBER * deviation, HUBER * deviation)
-    bread = np.linalg.pinv((design * (base * inside)[:, None]).T @ design)
+    freedom = len(y) - len(columns)
+    if freedom < 1:
+        return [float(factor) for factor in factors], [math.inf] * len(columns)
     whole = np.linalg.pinv((design * base[:, None]).T @ design)
     leverage = np.minimum(np.einsum("ij,jk,ik->i", design, whole, design) * base, 0.999)
-    score = design * (pull / (1 - leverage))[:, None]  # HC3: what a sample would deviate had it no say in the fit
+    score = design * (residual * weight / (1 - leverage))[:, None]  # HC3: as if the sample had had no say in the fit
+    moving = np.where(np.abs(residual) <= HUBER * deviation, base, 0.05 * base)  # what follows the line; never singular
+    bread = np.linalg.pinv((design * moving[:, None]).T @ design)
     variance = np.diag(bread @ (score.T @ score) @ bread)
-    half = student_95(n - columns) * np.sqrt(np.maximum(variance, 0.0))
-    return [float(v) for v in factors], [float(v) for v in half], residual
+    half = student_95(freedom) * np.sqrt(np.maximum(variance, 0.0))
+    return [float(factor) for factor in factors], [float(width) for width in half]
 
 
 def student_95(freedom: int) -> float:
-    """Two-sided 95 % quantile of Student's t, within 1 % (its expansion about the normal one; infinite below 1)."""
-    if freedom < 1:
-        return math.inf
+    """Two-sided 95 % quantile of Student's t within 1 %, for at least 1 degree of freedom (expansion by 1 / freedom)."""
     if freedom < 3:
         return (12.7062, 4.3027)[freedom - 1]
     z, v = 1.959964, freedom
