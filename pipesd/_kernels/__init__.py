@@ -43,12 +43,18 @@ class Kernel:
             self._loaded = True
         return self._compiled
 
+    def at_hand(self) -> Callable[..., Any]:
+        """The compiled form if it has been loaded, else the plain one; loads nothing."""
+        return self._compiled or self.plain
+
 
 def warmup() -> bool:
-    """Load or compile every kernel, so that no later call does; returns whether they are compiled."""
+    """Load or compile every kernel, so that no later call does; returns whether all are compiled."""
+    from pipesd._kernels.confidence import OBSERVE
     from pipesd._kernels.token_batches import PLAN
 
-    return PLAN.compiled() is not None
+    loaded = [kernel.compiled() for kernel in (PLAN, OBSERVE)]
+    return None not in loaded
 
 
 def _load(function: Callable[..., Any], signature: str) -> Callable[..., Any] | None:
