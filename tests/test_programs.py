@@ -19,7 +19,15 @@ from pipesd.metrics import Meter, Tally, summary
 from tests.clouds import NOWHERE
 from tests.programs import MAIN, ROOT, Program, Ran, cloud, edge, run
 
-COMMANDS = [("edge", ""), ("edge", "generate"), ("edge", "chat"), ("edge", "plan"), ("cloud", ""), ("cloud", "serve")]
+COMMANDS = [
+    ("edge", ""),
+    ("edge", "generate"),
+    ("edge", "chat"),
+    ("edge", "link"),
+    ("edge", "plan"),
+    ("cloud", ""),
+    ("cloud", "serve"),
+]
 KEYS = ["text", "token_ids", "finish_reason", "strategy", "seed", "stats"]
 STATS = set(
     "tokens tpt_ms ttft_ms rounds navs drafted verified accepted acceptance_rate acceptance_per_token "
@@ -84,7 +92,7 @@ def test_help_comes_at_once_and_loads_nothing_heavy(side: str, command: str) -> 
 
 
 @pytest.mark.parametrize("rest", [[], ["--help"], ["--cloud", NOWHERE, "--json"], ["new", "--name", "x"]])
-@pytest.mark.parametrize("command", ["link", "tune", "serve", "doctor", "keys"])
+@pytest.mark.parametrize("command", ["tune", "serve", "doctor", "keys"])
 def test_what_is_not_delivered_says_so_whatever_follows(command: str, rest: list[str]) -> None:
     side = "cloud" if command == "keys" else "edge"
     ran = run(side, command, *rest)

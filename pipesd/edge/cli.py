@@ -10,12 +10,13 @@ from pathlib import Path
 
 from pipesd.config import EdgeConfig, GenerateConfig, add_flags, make_config, read_tables, utf8_text
 from pipesd.edge.interrupts import Interrupts
+from pipesd.edge.link import LinkConfig, link_failed, show_link
 from pipesd.edge.plan import PlanConfig, show_plan
 from pipesd.errors import UsageError
 from pipesd.program import Parser, add_common, make_parser, not_yet, run
 from pipesd.streams import show
 
-TABLES = ("edge", "generate", "plan")
+TABLES = ("edge", "generate", "link", "plan")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +47,13 @@ def _parser() -> Parser:
         add_flags(command, EdgeConfig)
         add_flags(command, GenerateConfig)
         add_common(command)
-    not_yet(commands, "link", "measure the link to the cloud")
+    link = commands.add_parser("link", help="measure the link to the cloud")
+    link.add_argument("--json", action="store_true", help="print one JSON object with all that was measured")
+    link.add_argument("--save", metavar="FILE", help="write alpha, beta and gap into table [plan] of this file (TOML)")
+    link.add_argument("--quiet", action="store_true", help="no notes and progress on stderr")
+    add_flags(link, LinkConfig)
+    add_common(link)
+    link.set_defaults(body=_link)
     plan = commands.add_parser("plan", help="plan token batches for a link that is given in numbers")
     plan.add_argument("--json", action="store_true", help="print one JSON object with the sizes and the total")
     add_flags(plan, PlanConfig)
@@ -87,13 +94,25 @@ def _chat(args: argparse.Namespace) -> int:
         return chat_loop(edge, options, system=args.system, interrupts=interrupts)
 
 
+def _link(args: argparse.Namespace) -> int:
+    tables = read_tables(args.config, TABLES)
+    edge = make_config(EdgeConfig, tables["edge"], {})
+    config = make_config(LinkConfig, {"cloud": edge.cloud, "connect_s": edge.connect_s, **tables["link"]}, vars(args))
+    with Interrupts() as interrupts:
+        if args.json:
+            interrupts.last_words = lambda: show(link_failed(interrupted=True))
+        return show_link(config, as_json=args.json, quiet=args.quiet, save=args.save)
+
+
 def _plan(args: argparse.Namespace) -> int:
     tables = read_tables(args.config, TABLES)
     return show_plan(make_config(PlanConfig, tables["plan"], vars(args)), as_json=args.json)
 
 
 def _failed(argv: Sequence[str], interrupted: bool) -> str:
-    """What stdout gets from a command that failed: with --json the object of a generation that never began."""
+    """What stdout gets from a command that failed: with --json the object of what never began."""
+    if {"link", "--json"} <= set(argv):
+        return link_failed(interrupted)
     return _nothing(interrupted) if {"generate", "--json"} <= set(argv) else ""
 
 
