@@ -227,7 +227,7 @@ def _huber(columns: Sequence[Array], y: Array, deviation: Array) -> tuple[list[f
 
 
 def student_95(freedom: int) -> float:
-    """Two-sided 95 % quantile of Student's t within 1 %, for at least 1 degree of freedom (expansion by 1 / freedom)."""
+    """Two-sided 95 % quantile of Student's t, within 1 %; `freedom` is at least 1 (an expansion by 1 / freedom)."""
     if freedom < 3:
         return (12.7062, 4.3027)[freedom - 1]
     z, v = 1.959964, freedom

@@ -1,0 +1,313 @@
+"""The environment monitor: from what a run itself shows to what it knows of its link, its drafting and its cloud.
+
+Times are differences taken on one machine; a clock that steps shows as a sample that cannot be, which is dropped and
+counted. Of each figure the last 100 samples count (PipeSD, appendix D), until conditions change: then only what came
+since. The two ends of a round trip cannot be told apart, so the link is taken as even: α is half of what a message of
+no tokens takes there and back without the cloud's own time. β is not halved: answers do not grow with the tokens sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from statistics import fmean, median
+
+from pipesd.policy.estimate import FEWEST_SIZES, MADN, SPREAD, Estimate, fit_line
+
+REMEMBERED = 100  # samples of each figure
+REMEMBERED_ROUNDS = 32  # for the time per output token
+REMEMBERED_TRAINS = 4
+LONGEST_S = 60.0  # what took longer was a clock that stepped, a machine that slept, or an outage
+WARM_UP = 3  # round trips: the first ones on a connection can be 50 times as long
+RUN = 5  # samples in a row off the band, to one side, are a change
+LONGEST_RUN = 40
+BAND = 0.15  # share of the level; the band is at least so wide, to either side
+DEVIATIONS = 4.0  # of the samples, likewise
+PROBED_SIZES = 8  # distinct sizes that a line should go through (PipeSD, appendix D)
+REFIT = 16  # round trips between two fits of the line
+FRESH_TOKENS = 2000  # drafted without a round trip, after which what is known of the link is old
+DELAY = 5.0  # times the mean of the other steps of a train: no step but a delay
+
+
+class Level:
+    """A figure that stays as it is, under noise, until it changes: the mean of the samples in a band about the median.
+
+    The band is the larger of 15 % of the median, 4 standard deviations (by the median absolute deviation) and a floor.
+    So the outliers and the slow first tokens of a draft do not count. When the last RUN samples all lie above the band,
+    or all below, the older ones are forgotten. A change that is taken back within 50 samples doubles the run that the
+    next one needs, up to LONGEST_RUN, so that what goes to and fro is noise in the end.
+    """
+
+    __slots__ = ("_floor_s", "_high", "_last", "_low", "_need", "_run", "_samples", "_value")
+
+    def __init__(self, floor_s: float) -> None:
+        self._floor_s = floor_s
+        self._samples: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)  # value, by how much it may be off
+        self._low, self._high = -math.inf, math.inf
+        self._run = 0  # samples in a row above the band, or below as a negative number
+        self._need = RUN
+        self._last = 0  # the direction of the last change
+        self._value: float | None = None  # None: to be computed
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def add(self, value: float, half: float = 0.0) -> bool:
+        """One more sample (s), known to lie within `half` of the value; returns whether conditions have changed."""
+        self._samples.append((value, half))
+        self._value = None
+        if value - half > self._high:
+            self._run = self._run + 1 if self._run > 0 else 1
+        elif value + half < self._low:
+            self._run = self._run - 1 if self._run < 0 else -1
+        else:
+            self._run = 0
+            return False
+        return abs(self._run) >= self._need and self._changed()
+
+    def replace(self, samples: Iterable[tuple[float, float]]) -> None:
+        """The same samples, seen in another way."""
+        self._samples = deque(samples, maxlen=REMEMBERED)
+        self._value = None
+        self._run = 0
+
+    @property
+    def value(self) -> float | None:
+        """The level (s), None without samples."""
+        if self._value is None and self._samples:
+            self._value = self._settle(self._samples)
+        return self._value
+
+    def _changed(self) -> bool:
+        """Whether the run is off the band of what came before it; if so, only the run is kept."""
+        length, count = abs(self._run), len(self._samples)
+        if length < count:
+            self._settle(list(islice(self._samples, count - length)))
+        run = list(islice(self._samples, count - length, count))
+        above = sum(value - half > self._high for value, half in run)
+        below = sum(value + half < self._low for value, half in run)
+        if length not in (above, below):
+            self._run = 0
+            return False
+        direction = 1 if above else -1
+        back = direction == -self._last and count - length < REMEMBERED // 2
+        self._need = min(2 * self._need, LONGEST_RUN) if back else RUN
+        self._last = direction
+        self._samples = deque(run, maxlen=REMEMBERED)
+        self._value = self._settle(run)
+        self._run = 0
+        return True
+
+    def _settle(self, samples: Sequence[tuple[float, float]]) -> float:
+        """Sets the band by the samples and returns their mean within it, each weighing as it is precise."""
+        halves = sorted(half for _, half in samples)
+        precise = 2 * halves[len(halves) // 4] + self._floor_s  # the others do not move the centre
+        centre = median([value for value, half in samples if half <= precise])
+        variance = (MADN * median([abs(value - centre) for value, _ in samples]) * (1 + 5 / len(samples))) ** 2
+        width = max(BAND * centre, DEVIATIONS * math.sqrt(variance), self._floor_s)
+        self._low, self._high = centre - width, centre + width
+        least = max(variance - halves[len(halves) // 2] ** 2 / 3, variance / 100, self._floor_s**2)
+        total = weights = 0.0
+        for value, half in samples:
+            if abs(value - centre) <= width + half:
+                weight = 1 / (least + half * half / 3)
+                total += weight * value
+                weights += weight
+        return total / weights
+
+
+class Monitor:
+    """Collects what a run shows; `snapshot` is what it knows. Times are in s. `dropped` counts what could be no
+    measurement: negative, NaN, above LONGEST_S, or a cloud's time longer than the whole round trip."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self._gamma = Level(2e-5)
+        self._pass = Level(2e-4)
+        self._trips: deque[tuple[int, float, float]] = deque(maxlen=REMEMBERED)  # tokens, time, by how much off
+        self._link = Level(2e-4)  # of the same round trips, without β · tokens
+        self._warm = 0  # round trips seen, up to WARM_UP
+        self._trains: deque[list[tuple[int, float]]] = deque(maxlen=REMEMBERED_TRAINS)  # tokens, step
+        self._sizes: set[int] = set()  # of trips and trains since conditions changed
+        self._beta_s: float | None = None
+        self._gap_s: float | None = None
+        self._unfitted = 0  # round trips since the last fit; REFIT: a fit is due
+        self._since_trip = 0  # tokens drafted
+        self._rounds: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_ROUNDS)
+        self._round_began_s: float | None = None
+        self._snapshot: Estimate | None = None
+
+    def drafted(self, took_s: float) -> None:
+        """One draft token took so long."""
+        self._snapshot = None
+        self._since_trip += 1
+        if 0.0 <= took_s <= LONGEST_S:
+            self._gamma.add(took_s)
+        else:
+            self.dropped += 1
+
+    def passed(self, pass_s: float) -> None:
+        """A verification took the cloud so long, by its own clock."""
+        self._snapshot = None
+        if 0.0 <= pass_s <= LONGEST_S:
+            self._pass.add(pass_s)
+        else:
+            self.dropped += 1
+
+    def round_trip(self, tokens: int, took_s: float, cloud_s: float, lag_s: float = 0.0) -> None:
+        """A message of so many draft tokens went onto an idle link and its answer was read `took_s` later, of which
+        `cloud_s` were the cloud's own. The answer may have lain unread for up to `lag_s`: the middle is taken, and
+        weighs less."""
+        self._snapshot = None
+        link_s = took_s - cloud_s
+        if not (cloud_s >= 0.0 and lag_s >= 0.0 and 0.0 <= link_s <= LONGEST_S):
+            self.dropped += 1
+            return
+        half = min(lag_s, link_s) / 2
+        value = link_s - half
+        self._since_trip = 0
+        if self._warm < WARM_UP:
+            self._warm += 1
+            self._trips.append((tokens, value, half))
+            return
+        if not self._link:  # the first that counts
+            self._trips.clear()
+        self._trips.append((tokens, value, half))
+        if tokens not in self._sizes:
+            self._sizes.add(tokens)
+            self._unfitted = REFIT
+        self._unfitted += 1
+        if self._link.add(value - (self._beta_s or 0.0) * tokens, half):
+            self._forget(len(self._link))
+
+    def train(self, replies: Sequence[tuple[int, float]]) -> None:
+        """Messages sent at once, one behind the other: for each answer, in order, the tokens that its message carried
+        and the time from the sending of the train to it. The first is a round trip; each later one comes gap + β·tokens
+        behind the one before. No gap is seen below what the cloud takes to handle a message (about 0.05 ms)."""
+        steps: list[tuple[int, float]] = []
+        before_s = None
+        for tokens, reply_s in replies:
+            if not (before_s or 0.0) <= reply_s <= LONGEST_S:
+                self.dropped += 1
+                continue
+            if before_s is None:
+                self.round_trip(tokens, reply_s, 0.0)
+            else:
+                steps.append((tokens, reply_s - before_s))
+            self._sizes.add(tokens)
+            before_s = reply_s
+        if steps:
+            self._trains.append(steps)
+            self._unfitted = REFIT
+            self._snapshot = None
+
+    def committed(self, tokens: int, now_s: float) -> None:
+        """So many output tokens were committed at that time. The first call of a generation, or after `paused`, only
+        starts the clock."""
+        self._snapshot = None
+        if not math.isfinite(now_s) or tokens < 0:
+            self.dropped += 1
+            return
+        if self._round_began_s is not None:
+            if tokens == 0:
+                return
+            if 0.0 <= now_s - self._round_began_s <= LONGEST_S:
+                self._rounds.append((tokens, now_s - self._round_began_s))
+            else:
+                self.dropped += 1
+        self._round_began_s = now_s
+
+    def paused(self) -> None:
+        """The generation has ended: what passes until the next counts for nothing."""
+        self._round_began_s = None
+
+    @property
+    def needs_probes(self) -> tuple[int, ...]:
+        """Sizes (tokens) of probes that would help to know the link, smallest first; empty where none would.
+
+        As many unseen small sizes as are missing to 8 distinct ones since conditions last changed; 1 where the sizes
+        seen lie too close together for a slope, or where 2000 tokens were drafted without a round trip."""
+        missing = PROBED_SIZES - len(self._sizes)
+        if missing > 0:
+            unseen = (size for size in range(1, PROBED_SIZES + len(self._sizes) + 1) if size not in self._sizes)
+            return tuple(islice(unseen, missing))
+        if max(self._sizes) < SPREAD * min(self._sizes) or self._since_trip > FRESH_TOKENS:
+            return (1,)
+        return ()
+
+    def snapshot(self) -> Estimate:
+        """What is known now. The same object until something new was seen."""
+        if self._snapshot is None:
+            self._snapshot = self._estimate()
+        return self._snapshot
+
+    def _estimate(self) -> Estimate:
+        if self._unfitted >= REFIT and len(self._sizes) >= FEWEST_SIZES:
+            self._fit()
+        beta_s = self._beta_s or 0.0
+        if self._link:
+            level_s = self._link.value
+        else:  # of a warm-up the shortest tells most
+            level_s = min((value - beta_s * tokens for tokens, value, _ in self._trips), default=None)
+        alpha_s = rtt_s = gap_s = None
+        if level_s is not None:
+            alpha_s = max(level_s, 0.0) / 2
+            rtt_s = 2 * alpha_s + beta_s * fmean(tokens for tokens, _, _ in self._trips)
+            gap_s = None if self._gap_s is None else min(self._gap_s, alpha_s)
+        return Estimate(
+            alpha_s=alpha_s,
+            beta_s=self._beta_s,
+            gamma_s=self._gamma.value,
+            gap_s=gap_s,
+            rtt_s=rtt_s,
+            tpt_s=sum(took_s for _, took_s in self._rounds) / sum(count for count, _ in self._rounds)
+            if self._rounds
+            else None,
+            pass_s=self._pass.value,
+            beta_is_zero=self._beta_s == 0.0,
+            samples=len(self._trips),
+        )
+
+    def _fit(self) -> None:
+        """β from the round trips or from the steps of trains, whichever tell more, and with it the gap and the level.
+
+        Where neither has enough spread, or where they say neither that β is above 0 nor that it is not what it was, it
+        stays what it was; before the first that tells, it is 0."""
+        self._unfitted = 0
+        steps = [step for train in self._trains for step in train]
+        fits = []
+        if self._link:
+            fits.append(fit_line(*zip(*self._trips, strict=True)))
+        if steps:
+            fits.append(fit_line(*zip(*steps, strict=True)))
+        fits = [fit for fit in fits if fit.spread_enough]
+        if fits:
+            fit = min(fits, key=lambda fit: fit.slope_high_s - fit.slope_low_s)
+            if fit.slope_known:
+                self._beta_s = fit.slope_s
+            elif self._beta_s is None or self._beta_s > fit.slope_high_s:
+                self._beta_s = 0.0
+        beta_s = self._beta_s or 0.0
+        if self._link:
+            self._link.replace((value - beta_s * tokens, half) for tokens, value, half in self._trips)
+        if self._trains:
+            self._gap_s = median(_gap([step_s - beta_s * tokens for tokens, step_s in train]) for train in self._trains)
+
+    def _forget(self, kept: int) -> None:
+        """The link is another: only the last round trips tell of it. β and gap stay the last known."""
+        for _ in range(len(self._trips) - kept):
+            self._trips.popleft()
+        self._trains.clear()
+        self._sizes = {tokens for tokens, _, _ in self._trips}
+        self._unfitted = REFIT
+
+
+def _gap(steps_s: list[float]) -> float:
+    """Their mean without delays, at least 0. The mean, since answers that are read together make a step of nothing and
+    one of twice as much."""
+    steps_s = sorted(steps_s)
+    while len(steps_s) > 1 and steps_s[-1] > DELAY * max(fmean(steps_s[:-1]), 1e-4):
+        steps_s.pop()
+    return max(fmean(steps_s), 0.0)
