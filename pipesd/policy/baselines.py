@@ -29,8 +29,8 @@ class AdaptiveSequence:
     either. Above 1 it would ask at every token from then on, at 0 never again.
 
     A draft that is dropped because the target's own token behind an accepted draft differs from the guess was not
-    verified, and changes nothing. One of
-    which a token was wrong before anything asked counts as far as it was drafted. `initial` is a number from 0 to 1, else UsageError.
+    verified, and changes nothing. One of which a token was wrong before anything asked counts as far as it was drafted.
+    `initial` is a number from 0 to 1, else UsageError.
     """
 
     def __init__(self, initial: float) -> None:

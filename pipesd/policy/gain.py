@@ -109,9 +109,6 @@ class Gain:
     def asked(self) -> None:
         self._drafted, self._chance = 0, 1.0
 
-    def asked(self) -> None:
-        self._begin()
-
     def reset(self) -> None:
         self._undecided.clear()
         self.asked()

@@ -33,9 +33,6 @@ class Trigger(Protocol):
         of the rule that asks for verification behind it, or None. After a name a new draft begins."""
 
     def asked(self) -> None:
-        """Verification is asked for behind the last token, by this rule or for another reason: a new draft begins."""
-
-    def asked(self) -> None:
         """Verification was asked for, by this rule or as nothing else was left to do: a new draft begins."""
 
     def reset(self) -> None:
@@ -81,8 +78,7 @@ class DualThreshold(_Unlearning):
     def __init__(self, sequence_threshold: float, token_threshold: float) -> None:
         self._sequence_threshold = checked_threshold("sequence_threshold", sequence_threshold)
         self._token_threshold = checked_threshold("token_threshold", token_threshold)
-        self._confidence = 1.0
-        self._observe = kernel.OBSERVE.at_hand()
+        self.reset()
 
     @property
     def sequence_threshold(self) -> float:
@@ -110,6 +106,7 @@ class DualThreshold(_Unlearning):
 
     def reset(self) -> None:
         self._confidence = 1.0
+        self._observe = kernel.OBSERVE.at_hand()  # it may have been compiled since
 
 
 class SequenceThreshold(DualThreshold):
