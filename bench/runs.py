@@ -1,0 +1,170 @@
+"""One edge with a replayed cloud, for benches: its parts as options of the command line, its sessions, its sums."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from replay import (
+    CONTEXT,
+    HEADROOM,
+    LAW,
+    Addresses,
+    Record,
+    Recording,
+    Replay,
+    checked,
+    prompts_of,
+    record,
+    replaying,
+    scripted_recording,
+)
+
+from pipesd.config import EdgeConfig
+from pipesd.core import Drawn, common_prefix
+from pipesd.edge.models import Drafter, Tokeniser
+from pipesd.edge.session import EdgeSession
+from pipesd.errors import UsageError
+from pipesd.sim.drafters import Agreement, ScriptedDrafter
+from pipesd.sim.tokeniser import ByteTokeniser
+
+PAPER_BETA_MS = 116.0  # 32,256 probabilities of 9 bytes at 20 Mbit/s
+AGREEMENT = 0.8  # of the scripted drafter
+SUMMED = ("tokens", "rounds", "drafted", "verified", "accepted", "promoted", "discarded", "stale", "navs",
+          "target_passes", "bytes_up", "bytes_down", "cloud_s")  # fmt: skip
+ESTIMATES = ("alpha_ms", "beta_ms", "gap_ms", "gamma_ms", "rtt_ms")
+
+
+class Paced:
+    """A drafter that takes at least `gamma_s` for each token; it sleeps for the rest."""
+
+    def __init__(self, inner: Drafter, gamma_s: float) -> None:
+        self._inner, self._gamma_s = inner, gamma_s
+        self.extend, self.prefill, self.rollback, self.close = inner.extend, inner.prefill, inner.rollback, inner.close
+
+    @property
+    def room(self) -> int:
+        return self._inner.room
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def draft(self) -> Drawn:
+        begun_s = time.perf_counter()
+        drawn = self._inner.draft()
+        time.sleep(max(0.0, self._gamma_s - (time.perf_counter() - begun_s)))
+        return drawn
+
+
+class Measured(NamedTuple):
+    """What one session did over some prompts."""
+
+    ms_per_token: float
+    sums: dict[str, float]
+    estimates: dict[str, Any]  # the session's last
+    wrong: list[str]  # outputs that are not the recorded ones
+
+
+class Edge(NamedTuple):
+    """One draft model with a cloud that replays `recording`."""
+
+    where: Addresses
+    drafter: Drafter
+    tokeniser: Tokeniser
+    recording: Recording
+
+    def run(
+        self, settings: Mapping[str, Any], records: Sequence[Record], tokens: int, *, linked: bool = True
+    ) -> Measured:
+        """Generate `tokens` behind the prompt of each record, in one session with these settings of `EdgeConfig`."""
+        config = EdgeConfig(cloud=self.where.linked if linked else self.where.direct, **settings)
+        each, wrong = [], []
+        with EdgeSession(config, drafter=self.drafter, tokeniser=self.tokeniser) as session:
+            for prompt, output in records:
+                for _ in session.generate(prompt, max_tokens=tokens):
+                    pass
+                each.append(session.stats)
+                if config.strategy != "local" and session.token_ids != output[:tokens]:
+                    at = common_prefix(session.token_ids, output)
+                    wrong.append(f"{dict(settings)}: the ids differ from number {at} on")
+        sums = {name: sum(stats[name] for stats in each) for name in SUMMED}
+        elapsed_ms = sum((stats["tpt_ms"] or 0.0) * stats["tokens"] for stats in each)
+        estimates = {name: each[-1][name] for name in ESTIMATES}
+        return Measured(elapsed_ms / max(1, sums["tokens"]), sums, estimates, wrong)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Models, link and times, as options of a bench."""
+    parser.add_argument("--draft", help="draft model, a GGUF file")
+    parser.add_argument("--target", help="target model, a GGUF file; needed to record")
+    parser.add_argument("--prompts", nargs="+", metavar="FILE", help="JSON objects with a prompt, question or text")
+    parser.add_argument("--recording", metavar="FILE", help="what the target says; made where it is missing")
+    parser.add_argument("--scripted", action="store_true", help="scripted draft model and text: no models are needed")
+    for name, default, text in (
+        ("rtt", 20.0, "round trip of the link, ms"), ("pass", 40.0, "what a pass of the target takes, ms"),
+        ("token", 3.0, "and so much more for each id in it, ms"), ("gamma", 0.0, "least time of a draft token, ms"),
+        ("beta", 0.0, "what a draft token takes on the link beyond its bytes, ms"),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}-ms", type=float, default=default, help=f"{text} (default {default:g})")
+    parser.add_argument("--fat", action="store_true", help=f"the paper's payload: --beta-ms {PAPER_BETA_MS:g}")
+    parser.add_argument("--up-mbps", type=float, default=20.0, help="Mbit/s (default 20)")
+    parser.add_argument("--down-mbps", type=float, default=200.0, help="Mbit/s (default 200)")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of the draft model (default 1)")
+
+
+@contextmanager
+def edge_of(options: argparse.Namespace, count: int, tokens: int) -> Iterator[Edge]:
+    """The edge that the options describe; its recording has `count` records of more than `tokens` ids."""
+    tokens += HEADROOM
+    pace = {"pass_s": options.pass_ms / 1e3, "token_s": options.token_ms / 1e3}
+    with _models(options) as (drafter, tokeniser):
+        if options.scripted:
+            recording = scripted_recording(tokeniser, count, tokens)
+        else:
+            recording = _recording(options, tokeniser, count, tokens)
+        make = Replay(recording, tokeniser.vocabulary, sorted(tokeniser.end_ids), pace)
+        with replaying(make, link_of(options)) as where:
+            paced = Paced(drafter, options.gamma_ms / 1e3) if options.gamma_ms else drafter
+            yield Edge(where, paced, tokeniser, recording)
+
+
+@contextmanager
+def _models(options: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
+    """The drafter and its tokeniser."""
+    if options.scripted:
+        yield ScriptedDrafter(Agreement(LAW, AGREEMENT), context=CONTEXT), ByteTokeniser()
+        return
+    if not options.draft:
+        raise UsageError("give --draft FILE.gguf, or --scripted")
+    from pipesd.edge.drafter import Drafter as LlamaDrafter
+
+    drafter = LlamaDrafter(options.draft, threads=options.threads)
+    try:
+        yield drafter, drafter.tokeniser
+    finally:
+        drafter.close()
+
+
+def _recording(options: argparse.Namespace, tokeniser: Any, count: int, tokens: int) -> Recording:
+    """The recording that is there, or a new one."""
+    path = Path(options.recording) if options.recording else None
+    if path is not None and path.exists():
+        return checked(Recording.load(path), tokeniser, count, tokens)
+    if not options.target or not options.prompts:
+        raise UsageError("there is no recording: give --target and --prompts, and --recording to keep it")
+    made = record(options.draft, options.target, tokeniser, prompts_of(options.prompts), count, tokens)
+    if path is not None:
+        made.save(path)
+    return made
+
+
+def link_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of the link."""
+    up, down = (mbps * 1e6 / 8 for mbps in (options.up_mbps, options.down_mbps))
+    settings = {"delay_s": options.rtt_ms / 2e3, "up_bytes_per_s": up, "down_bytes_per_s": down}
+    beta_ms = options.beta_ms or PAPER_BETA_MS * options.fat
+    return settings | ({"up_bytes_per_draft_token": round(beta_ms / 1e3 * up)} if beta_ms else {})

@@ -1,0 +1,263 @@
+"""Which strategy is faster? `python bench/strategies.py --draft FILE --target FILE --prompts FILE... --recording FILE`.
+
+Every strategy, and `pipesd` with parts left out or exchanged, on a target that replays: its ids were recorded once from
+the real one (into --recording, made where it is missing), a pass takes --pass-ms and --token-ms an id, and nothing is
+computed. So the draft model, which is real, has the processor for itself, as on a machine of its own. The link is
+emulated; with --fat each draft token takes as long on it as in the paper, whose verifiers are sent the draft model's
+whole distribution with each token.
+
+Each row that has parameters is tuned with the same budget (--samples, each over all tuning prompts) before anything is
+measured, and gets the best setting that was tried; other prompts measure. Repetitions are interleaved in random order,
+each on prompts of its own. A ratio is `row / pipesd` in ms per token, paired by repetition, with a 95 % interval; where
+that contains 1 it reads "no difference". All ids are compared with the recording: a difference makes the exit code 1.
+Only `local`, the draft model alone, gives others. `co-located` is vanilla without the link. With --scripted draft model
+and text are scripted too.
+
+The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paired import paired_ratio
+from replay import Record
+from runs import SUMMED, Edge, Measured, add_options, edge_of
+
+from pipesd.config import EdgeConfig
+from pipesd.errors import PipeSDError, UsageError
+
+REFERENCE = "pipesd"
+WARM_UP = 8  # tokens
+BUSY = 0.5  # a load above it makes times worth little
+
+
+class Row(NamedTuple):
+    """Settings of `EdgeConfig`, whether the link is in between, whether what can be tuned is tuned beforehand."""
+
+    settings: dict[str, Any]
+    linked: bool = True
+    tuned: bool = True
+
+
+def pipesd(**settings: Any) -> Row:
+    return Row({"strategy": "pipesd", "tuning": "off", **settings})
+
+
+ROWS = {
+    "cloud": Row({"strategy": "cloud"}),
+    "local": Row({"strategy": "local"}),
+    "co-located": Row({"strategy": "vanilla"}, linked=False),
+    "vanilla": Row({"strategy": "vanilla"}),
+    "hsl": Row({"strategy": "hsl"}),
+    "edgellm": Row({"strategy": "edgellm"}),
+    "pipesd": pipesd(),
+    # what the paper's table 6 leaves out or exchanges
+    "no-pipeline": pipesd(batching="none", waiting="idle"),
+    "fixed": pipesd(trigger="fixed"),
+    "token": pipesd(trigger="token"),
+    "sequence": pipesd(trigger="sequence"),
+    # the batching policies of its appendix F
+    "greedy": pipesd(batching="greedy"),
+    "immediate": pipesd(batching="immediate"),
+    "none": pipesd(batching="none"),
+    # beyond the paper
+    "gain": pipesd(trigger="gain"),
+    "entropy": pipesd(trigger="entropy"),
+    "online": Row({"strategy": "pipesd"}, tuned=False),  # begins with the defaults and tunes while it runs
+}
+
+
+class Chosen(NamedTuple):
+    """The best setting tried, and its ms per token on the tuning prompts; nothing for a row that has no parameters."""
+
+    values: dict[str, Any]
+    ms_per_token: float | None
+
+
+def tune(edge: Edge, row: Row, records: Sequence[Record], options: argparse.Namespace) -> Chosen:
+    """Try `--samples` settings of a row."""
+    if not row.tuned or not options.samples:
+        return Chosen({}, None)
+    from pipesd.policy.strategy import make_strategy
+    from pipesd.policy.tuner import Tuner
+    from pipesd.policy.tuning import SPACES, options_of, point_of
+
+    strategy = make_strategy(EdgeConfig(**row.settings))
+    if strategy.trigger not in SPACES:
+        return Chosen({}, None)
+    first = point_of(strategy)
+    tuner = Tuner(SPACES[strategy.trigger], seed=options.seed, samples=options.samples, first=first)
+    tried: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for _ in range(options.samples):
+        point = tuner.ask()
+        ms = edge.run(
+            {**row.settings, **options_of(point)}, records, options.tune_tokens, linked=row.linked
+        ).ms_per_token
+        tuner.tell(point, ms / 1e3)
+        tried[tuple(point.values())].append(ms)
+    best = min(tried, key=lambda values: statistics.fmean(tried[values]))
+    return Chosen(options_of(dict(zip(first, best, strict=True))), statistics.fmean(tried[best]))
+
+
+def measure(
+    edge: Edge, rows: Mapping[str, Row], options: argparse.Namespace
+) -> tuple[dict[str, Chosen], dict[str, list[Measured]]]:
+    """Tune every row, then measure them in turn; for each its settings and its repetitions."""
+    tuning, rest = edge.recording.records[: options.tune_prompts], edge.recording.records[options.tune_prompts :]
+    for row in rows.values():  # all is loaded and compiled then, and a wrong setting is told at once
+        edge.run(row.settings, tuning[:1], min(options.tokens, WARM_UP), linked=row.linked)
+    chosen = {}
+    for name, row in rows.items():
+        chosen[name] = tune(edge, row, tuning, options)
+        if chosen[name].values:
+            progress(f"tuned {name}: {show(chosen[name].values)}; {chosen[name].ms_per_token:.1f} ms per token")
+    shuffled = random.Random(options.seed)
+    runs: dict[str, list[Measured]] = {name: [] for name in rows}
+    for repetition in range(options.repetitions):
+        records = rest[repetition * options.prompts_each :][: options.prompts_each]
+        for name in shuffled.sample(list(rows), len(rows)):
+            row = rows[name]
+            run = edge.run({**row.settings, **chosen[name].values}, records, options.tokens, linked=row.linked)
+            runs[name].append(run)
+            progress(f"{repetition + 1}/{options.repetitions} {name}: {run.ms_per_token:.1f} ms per token")
+    return chosen, runs
+
+
+def report(
+    row: Row, chosen: Chosen, runs: Sequence[Measured], reference: Sequence[Measured], kind: str
+) -> dict[str, Any]:
+    """What is said of a row."""
+    sums = {name: sum(run.sums[name] for run in runs) for name in SUMMED}
+    tokens = max(1, sums["tokens"])
+    said: dict[str, Any] = {
+        "kind": kind,
+        "settings": {**row.settings, **chosen.values},
+        "tuning_ms_per_token": chosen.ms_per_token,
+        "ms_per_token": sum(run.ms_per_token * run.sums["tokens"] for run in runs) / tokens,
+        "passes_per_token": sums["target_passes"] / tokens,
+        "bytes_per_token": (sums["bytes_up"] + sums["bytes_down"]) / tokens,
+        "acceptance_rate": sums["accepted"] / sums["verified"] if sums["verified"] else None,
+        "cloud_s_per_1000_tokens": sums["cloud_s"] / tokens * 1000,
+        "energy_j": None,  # no meter
+        **sums,
+        "estimates": runs[-1].estimates,
+        "wrong_outputs": sum(len(run.wrong) for run in runs),
+        "each_ms_per_token": [run.ms_per_token for run in runs],
+    }
+    if reference and runs is not reference:
+        ratio = paired_ratio([run.ms_per_token for run in runs], [run.ms_per_token for run in reference])
+        said["over_pipesd"] = {**ratio._asdict(), "verdict": ratio.verdict}
+    return said
+
+
+def table(reports: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    yield (f"{'':12}{'':10}{'ms/token':>9}{'passes':>8}{'bytes':>8}{'accepted':>9}{'drafted':>9}{'promoted':>9}"
+           f"{'discarded':>10}{'cloud s/1000':>13}  over pipesd")  # fmt: skip
+    for name, said in reports.items():
+        tokens, rate, over = max(1, said["tokens"]), said["acceptance_rate"], said.get("over_pipesd")
+        ratio = f"{over['mean']:.3f} [{over['low']:.3f}, {over['high']:.3f}] {over['verdict']}" if over else ""
+        yield (f"{name:12}{said['kind']:10}{said['ms_per_token']:9.1f}{said['passes_per_token']:8.3f}"
+               f"{said['bytes_per_token']:8.1f}{'' if rate is None else f'{rate:.3f}':>9}"
+               f"{said['drafted'] / tokens:9.2f}{said['promoted'] / tokens:9.2f}{said['discarded'] / tokens:10.2f}"
+               f"{said['cloud_s_per_1000_tokens']:13.1f}  {ratio}")  # fmt: skip
+    yield "passes, bytes, drafted, promoted, discarded: for each output token; accepted: of the tokens verified"
+
+
+def kind_of(row: Row, options: argparse.Namespace) -> str:
+    """What the row's figures are of: `replayed` is a real draft model with a replayed target."""
+    if options.scripted:
+        return "scripted"
+    return "real" if row.settings["strategy"] == "local" else "replayed"
+
+
+def rounded(value: Any) -> Any:
+    """For JSON: four digits behind the point, and null for nan."""
+    if isinstance(value, float):
+        return round(value, 4) if value == value else None
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def show(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in values.items())
+
+
+def progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.add_argument("--only", metavar="ROW,...", help=f"some rows alone, of {', '.join(ROWS)}")
+    parser.add_argument("--quick", action="store_true", help="very little of everything: only to see that it works")
+    for name, default, text in (
+        ("samples", 16, "tries of each row's parameters; 0: its defaults"), ("tune-prompts", 3, "prompts of a try"),
+        ("tune-tokens", 32, "tokens behind each"), ("repetitions", 6, "interleaved repetitions"),
+        ("prompts-each", 3, "prompts of each"), ("tokens", 64, "tokens behind each"),
+        ("seed", 0, "of the tuners and of the order"),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default {default})")
+    options = parser.parse_args()
+    if options.quick:
+        options.samples, options.tune_prompts, options.tune_tokens = min(options.samples, 3), 1, 12
+        options.repetitions, options.prompts_each, options.tokens = 2, 1, 24
+    return options
+
+
+def main() -> int:
+    options = arguments()
+    names = options.only.split(",") if options.only else list(ROWS)
+    if unknown := set(names).difference(ROWS):
+        raise UsageError(f"no row {min(unknown)!r}: there are {', '.join(ROWS)}")
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        progress(f"the machine is busy (load {load:.1f}): times will be of little worth")
+    begun_s = time.monotonic()
+    count = options.tune_prompts + options.repetitions * options.prompts_each
+    longest = max(options.tokens, options.tune_tokens)
+    with tempfile.TemporaryDirectory() as folder, edge_of(options, count, longest) as edge:
+        rows = {name: ROWS[name] for name in names}
+        if "online" in rows:
+            fresh = {"tuning": str(Path(folder, "tuning.json"))}
+            rows["online"] = ROWS["online"]._replace(settings=ROWS["online"].settings | fresh)
+        chosen, runs = measure(edge, rows, options)
+    reports = {
+        name: report(row, chosen[name], runs[name], runs.get(REFERENCE, []), kind_of(row, options))
+        for name, row in rows.items()
+    }
+    wrong = [line for row in runs.values() for run in row for line in run.wrong]
+    for line in (*table(reports), *wrong):
+        print(line)
+    result = {
+        "bench": "strategies",
+        "target": edge.recording.target,
+        "options": {name: value for name, value in vars(options).items() if value is not None},
+        "load_before": load,
+        "seconds": time.monotonic() - begun_s,
+        "wrong_outputs": len(wrong),
+        "rows": reports,
+    }
+    print(json.dumps(rounded(result)))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except PipeSDError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
