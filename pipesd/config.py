@@ -17,6 +17,9 @@ from pipesd.core import LEAST_AHEAD
 from pipesd.errors import UsageError
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:7421"
+BATCHINGS = ("dp", "greedy", "immediate", "none")
+TRIGGERS = ("dual", "sequence", "token", "fixed", "entropy", "gain", "adaptive")
+WAITINGS = ("draft", "idle")
 Config = TypeVar("Config")
 
 
@@ -40,8 +43,41 @@ class EdgeConfig:
 
     draft: str = option("", "draft model, a GGUF file", metavar="FILE")
     cloud: str = option(DEFAULT_ADDRESS, "address of the cloud", metavar="ADDRESS")
-    strategy: str = option("vanilla", "vanilla, cloud (target alone) or local (draft alone)", metavar="NAME")
-    draft_length: int = option(4, "draft tokens per verification (vanilla)", low=1, high=LEAST_AHEAD)
+    strategy: str = option(
+        "pipesd",
+        "pipesd, vanilla, hsl, edgellm, cloud (target alone) or local (draft alone)",
+        metavar="NAME",
+    )
+    batching: str = option(
+        "", "when draft tokens are sent; without it as the strategy says", choices=("", *BATCHINGS), metavar="NAME"
+    )
+    trigger: str = option(
+        "", "when verification is asked for; without it as the strategy says", choices=("", *TRIGGERS), metavar="NAME"
+    )
+    waiting: str = option(
+        "", "draft on or idle while a verdict is awaited; without it as the strategy says", choices=("", *WAITINGS),
+        metavar="NAME",
+    )  # fmt: skip
+    link_model: str = option(
+        "streamed", "what token batches are planned for: messages that overlap, or one after the other",
+        choices=("streamed", "hockney"), metavar="NAME",
+    )  # fmt: skip
+    draft_length: int = option(4, "draft tokens per verification (trigger fixed)", low=1, high=LEAST_AHEAD)
+    sequence_threshold: float | None = option(
+        None, "ask when all tokens of the draft are right with at most this probability (dual, sequence, adaptive)",
+        low=0, high=1,
+    )  # fmt: skip
+    token_threshold: float | None = option(
+        None, "ask when a token is right with at most this probability (dual, token)", low=0, high=1
+    )
+    entropy_threshold: float | None = option(
+        None, "ask when the root of the draft's entropy is above this (entropy)", low=0, high=100
+    )
+    tuning: str = option(
+        "auto",
+        "file that keeps what tuning of the thresholds has learnt; auto: one in the user's cache; off: no tuning",
+        metavar="FILE",
+    )
     draft_ahead: int = option(32, "most tokens drafted ahead of a verdict", low=LEAST_AHEAD, high=1024)
     context: int = option(0, "context of the draft model; 0: its own, at most 8192", low=0, high=1 << 24)
     threads: int = option(0, "threads of the draft model; 0: the usable processors but one, at most 8", low=0, high=512)

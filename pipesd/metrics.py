@@ -115,7 +115,11 @@ class Meter:
     bytes_up: int = 0
     bytes_down: int = 0
     rtt_s: float = 0.0
+    alpha_s: float | None = None  # of the link, as far as it is known
+    beta_s: float | None = None
+    gap_s: float | None = None
     tokens: int = 0
+    triggers: dict[str, int] = field(default_factory=dict)  # how often each rule asked for verification
 
     def token(self, now_s: float, count: int) -> None:
         """`count` tokens were committed."""
@@ -141,12 +145,14 @@ def summary(tally: Tally, meter: Meter) -> dict[str, Any]:
         "ttft_ms": _ms(first_s),
         "rounds": tally.rounds,
         "navs": tally.navs,
+        "triggers": dict(sorted(meter.triggers.items())),
         "drafted": tally.drafted,
         "verified": tally.verified,
         "accepted": tally.accepted,
         "acceptance_rate": _ratio(tally.accepted, tally.verified),
         "acceptance_per_token": _ratio(tally.accepted, tally.accepted + tally.rejections),
         "acceptance_by_position": [_ratio(accepted, decided) for accepted, decided in tally.by_position],
+        "proactive": tally.proactive,
         "promoted": tally.promoted,
         "discarded": max(0, tally.drafted - tally.verified),
         "stale": tally.stale,
@@ -157,9 +163,9 @@ def summary(tally: Tally, meter: Meter) -> dict[str, Any]:
         "cloud_s": tally.busy_100us / 1e4,
         "draft_s": round(meter.draft_s, 6),
         "wait_s": round(meter.wait_s, 6),
-        "alpha_ms": None,
-        "beta_ms": None,
-        "gap_ms": None,
+        "alpha_ms": _ms(meter.alpha_s),
+        "beta_ms": _ms(meter.beta_s),
+        "gap_ms": _ms(meter.gap_s),
         "gamma_ms": _ms(_ratio(meter.draft_s, tally.drafted)),
         "rtt_ms": _ms(meter.rtt_s or None),
     }

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from pipesd.clock import Clock
 from pipesd.config import EdgeConfig
 from pipesd.edge.models import Tokeniser
+from pipesd.edge.round_trips import PROBED_SIZES, TOKEN_BYTES, RoundTrips
 from pipesd.errors import Cancelled, PipeSDError, ProtocolError, Refused, Unreachable, VocabularyMismatch
 from pipesd.metrics import EventLog
 from pipesd.protocol.messages import (
@@ -39,6 +40,8 @@ from pipesd.protocol.wire import check_version, decode, encode
 from pipesd.transport import Context, edge_socket
 
 HELLO_AGAIN_S = 0.5
+TRAIN_RTTS = 3  # how long the answers to a train of probes are waited for
+AT_ONCE_S = 1e-4  # a message that takes longer to come was not there before
 APART = (Hello, Open)  # not counted in a generation's bytes
 
 
@@ -69,8 +72,11 @@ class Connection:
         clock: Clock,
         events: EventLog,
         cancelled: Callable[[], bool] = lambda: False,
+        *,
         link: Link | None = None,
+        round_trips: RoundTrips | None = None,
     ) -> None:
+        """`link` stands in for a socket; `round_trips` is told of every message."""
         self._context = Context()
         try:
             self._socket = edge_socket(self._context, config.cloud) if link is None else link
@@ -81,6 +87,8 @@ class Connection:
         self._clock = clock
         self._events = events
         self._cancelled = cancelled
+        self._round_trips = round_trips
+        self._looked_s = clock.now()  # nothing was there to read
         self._probes = count(1)
         self._probed_s: dict[int, float] = {}
         self.address = self._socket.address
@@ -105,10 +113,15 @@ class Connection:
     def send(self, message: Message) -> bool:
         """Give a message to the link; False: the cloud is away, nothing was sent."""
         payload = encode(message)
+        now_s = self._clock.now()
         sent = self._socket.send(payload)
         if isinstance(message, Open):
             self._probed_s.clear()
             self.crossed = False
+            if self._round_trips is not None:
+                self._round_trips.restart()
+        elif sent and self._round_trips is not None:
+            self._round_trips.sent(message, now_s)
         if sent and not isinstance(message, APART):
             self.bytes_up += len(payload)
         self._events.record("sent", **_shown(message), bytes=len(payload) * sent)
@@ -116,23 +129,32 @@ class Connection:
 
     def receive(self, wait_s: float) -> Message | None:
         """The next message, or None if none came within `wait_s` or `wake` was called."""
+        called_s = self._clock.now()
         payload = self._socket.receive(wait_s)
+        now_s = self._clock.now()
         if payload is None:
+            self._looked_s = now_s
             return None
         self.bytes_down += len(payload)
         message = decode(payload)
         self._events.record("received", **_shown(message), bytes=len(payload))
+        if self._round_trips is not None:
+            # what was there at once had come since the last look, at any time
+            lag_s = called_s - self._looked_s if now_s - called_s < AT_ONCE_S else 0.0
+            self._round_trips.received(message, now_s, lag_s)
         if isinstance(message, Probed) and message.token in self._probed_s:
-            took_s = self._clock.now() - self._probed_s.pop(message.token)
+            took_s = now_s - self._probed_s.pop(message.token)
             self.rtt_s = min(self.rtt_s or took_s, took_s)
             self.crossed = True
         return message
 
-    def probe(self, session: int) -> bool:
-        """Ask whether the front, and the session's worker, live; the answer also tells the round trip."""
+    def probe(self, session: int, payload: bytes = b"") -> int:
+        """Ask whether the front, and the session's worker, live; the answer also tells the round trip. Returns the
+        question's number."""
         token = next(self._probes)
         self._probed_s[token] = self._clock.now()
-        return self.send(Probe(session, 0, token))
+        self.send(Probe(session, 0, token, payload))
+        return token
 
     def explain(self) -> str:
         """One line on why there is no answer."""
@@ -156,7 +178,22 @@ class Connection:
         while not self.rtt_s and self._clock.now() < deadline_s and not self._cancelled():
             self.probe(session)
             self.receive(HELLO_AGAIN_S)
+        if self._round_trips is not None and self.rtt_s:
+            self._measure(session, self._round_trips)
         return welcome
+
+    def _measure(self, session: int, round_trips: RoundTrips) -> None:
+        """Send a train of probes, as large as token batches of 1 to 8 (PipeSD, section 4), and take their answers: one
+        round trip for all. What is not answered in the time of several is left out."""
+        sent_s = self._clock.now()
+        sizes = {self.probe(session, bytes(size * TOKEN_BYTES)): size for size in PROBED_SIZES}
+        replies: list[tuple[int, float]] = []
+        deadline_s = sent_s + TRAIN_RTTS * self.rtt_s + HELLO_AGAIN_S
+        while len(replies) < len(sizes) and (now_s := self._clock.now()) < deadline_s and not self._cancelled():
+            message = self.receive(deadline_s - now_s)
+            if isinstance(message, Probed) and message.token in sizes:
+                replies.append((sizes[message.token], self._clock.now() - sent_s))
+        round_trips.probed(replies)
 
     def _ask(self, hello: Hello) -> Welcome:
         started_s = self._clock.now()

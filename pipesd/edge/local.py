@@ -10,7 +10,7 @@ from pipesd.edge.models import Drafter
 from pipesd.edge.run import Run
 from pipesd.errors import UsageError
 
-PREFILL_PIECE = 128  # ids that the draft model decodes between two looks at the rest of the world
+PREFILL_CHUNK = 128  # ids that the draft model decodes between two looks at the rest of the world
 
 
 def generate_alone(
@@ -26,17 +26,17 @@ def generate_alone(
     drafter.extend(ids)
     if drafter.room <= 0:
         raise UsageError(f"the prompt has {len(ids)} ids, which fill the draft model's context: shorten the prompt")
-    while drafter.prefill(PREFILL_PIECE) and not run.cancelled.is_set():
+    while drafter.prefill(PREFILL_CHUNK) and not run.cancelled.is_set():
         pass
     run.opened(clock.now(), cloud=True, drafter=True)
     while run.reason is None:
         if run.cancelled.is_set():
             run.reason = "cancelled"
             break
-        token = run.draft(drafter, clock).id
+        drawn, _ = run.draft(drafter, clock)
         run.tally.drafted += 1
-        run.commit([token], ["unverified"], clock.now())
-        if run.stream.stopped or token in end_ids:
+        run.commit([drawn.id], ["unverified"], clock.now())
+        if run.stream.stopped or drawn.id in end_ids:
             run.reason = "stop"
         elif len(run.ids) >= run.config.max_tokens or drafter.room <= 0:
             run.reason = "length"

@@ -97,12 +97,13 @@ class Run:
                 self.pieces.append(Piece(self.stream.push(stretch), stretch, origins[start]))
                 start = end
 
-    def draft(self, drafter: Drafter, clock: Clock) -> Drawn:
-        """The drafter's next token, timed."""
+    def draft(self, drafter: Drafter, clock: Clock) -> tuple[Drawn, float]:
+        """The drafter's next token, and how long it took (s)."""
         started_s = clock.now()
         drawn = drafter.draft()
-        self.meter.draft_s += clock.now() - started_s
-        return drawn
+        took_s = clock.now() - started_s
+        self.meter.draft_s += took_s
+        return drawn, took_s
 
     def ready(self) -> Iterator[Piece]:
         """The pieces that were not handed out yet."""

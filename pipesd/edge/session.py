@@ -11,22 +11,26 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, Self
 
 from pipesd.clock import Clock, SystemClock
 from pipesd.config import EdgeConfig, GenerateConfig, make_config
 from pipesd.core import FinishReason, Piece, common_prefix
 from pipesd.edge.connection import Connection, Link, refusal
-from pipesd.edge.local import PREFILL_PIECE, generate_alone
+from pipesd.edge.local import PREFILL_CHUNK, generate_alone
 from pipesd.edge.models import Drafter, Tokeniser, load_models, prompt_ids
 from pipesd.edge.patience import Patience
 from pipesd.edge.run import CLOSE_S, Pieces, Run
+from pipesd.edge.steering import Steering
 from pipesd.errors import Cancelled, DrafterFailed, PipeSDError, UsageError
 from pipesd.metrics import EventLog, summary
+from pipesd.policy.sending import Step
 from pipesd.policy.strategy import make_strategy
+from pipesd.policy.token_batches import warmup
 from pipesd.protocol import actions as act
 from pipesd.protocol.edge_machine import EdgeMachine, State
-from pipesd.protocol.messages import MAJOR, Error, Message, Opened, Probed, ProbeStatus, Verdict, Welcome
+from pipesd.protocol.messages import MAJOR, Draft, Error, Message, Opened, Probed, ProbeStatus, Verdict, Welcome
 from pipesd.protocol.vocabulary import new_session
 
 log = logging.getLogger("pipesd.edge")
@@ -51,7 +55,7 @@ class EdgeSession:
         link: Link | None = None,
     ) -> None:
         self.config = config
-        self.strategy = make_strategy(config.strategy, config.draft_length)
+        self.strategy = make_strategy(config)
         self.stats: dict[str, Any] = {}
         self.token_ids: tuple[int, ...] = ()
         self.text = ""
@@ -64,6 +68,7 @@ class EdgeSession:
         self._machine = EdgeMachine(new_session(), config.draft_ahead)
         self._patience = Patience(config.patience_s, config.stall_s)
         self._events = EventLog(config.events, self._clock)
+        self._steering = Steering(self.strategy, config.link_model, self._events) if self.strategy.drafts else None
         self._connection: Connection | None = None
         self._welcome: Welcome | None = None
         self._opened = self._closed = False
@@ -91,14 +96,22 @@ class EdgeSession:
         self._opened = True
 
     def _open(self, config: EdgeConfig) -> None:
+        loading = threading.Thread(target=warmup, name="pipesd-kernels", daemon=True)
+        if self.strategy.batching == "dp":
+            loading.start()  # beside the models
         if self.strategy.uses_cloud:  # connects while the models load
-            self._connection = Connection(config, self._clock, self._events, self._cancelled.is_set, self._link)
+            round_trips = self._steering.round_trips if self._steering else None
+            self._connection = Connection(
+                config, self._clock, self._events, self._cancelled.is_set, link=self._link, round_trips=round_trips
+            )
         needs_drafter = self.strategy.drafts or not self.strategy.uses_cloud
         if self._tokeniser is None or (needs_drafter and self._drafter is None):
             self._drafter, self._tokeniser = load_models(config, drafter=needs_drafter)
             self._owned = [part for part in (self._drafter, self._tokeniser) if part is not None]
         if self._connection is not None:
             self._welcome = self._connection.greet(self._machine.session, self._tokeniser)
+        if self.strategy.batching == "dp":
+            loading.join()
 
     def close(self) -> None:
         """End what is running, tell the cloud, free the models. May be called twice, and from any thread."""
@@ -213,10 +226,11 @@ class EdgeSession:
                 if run.cancelled.is_set():
                     self._perform(run, machine.cancel())
                     break
-                self._listen(run, 0.0 if machine.may_draft else patience.wait_s(self._clock.now()))
+                self._listen(run, self._wait_s())
                 self._ask_again(run)
                 if machine.may_draft:
                     self._draft(run)
+                self._send(run)
                 self._perform(run, machine.settle())
                 yield from run.ready()
                 connection.adopt()  # one thread after the other may advance the iterator
@@ -238,17 +252,25 @@ class EdgeSession:
             len(ids) + run.config.max_tokens, self._tokeniser.end_ids.union(welcome.end_ids or ()), strategy.mode,
             self.seed or 0, welcome.model_fingerprint, welcome.vocabulary_hash, MAJOR,
         )  # fmt: skip
-        if strategy.trigger is not None:
+        self._events.record(
+            "start", session=f"{machine.session:016x}", opening=machine.opening, prompt_tokens=len(ids),
+            limit=request.limit, stop_ids=sorted(request.stop_ids), link_model=self.config.link_model,
+            draft_ahead=self.config.draft_ahead, **{**asdict(strategy), "strategy": strategy.name},
+        )  # fmt: skip
+        if self._steering is not None:
             assert self._drafter is not None
-            strategy.trigger.reset()
+            self._steering.begin()
             self._drafter.rollback(min(keep, len(self._drafter)))
             self._drafter.extend(ids[len(self._drafter) :])
-        self._events.record(
-            "start", session=f"{machine.session:016x}", opening=machine.opening, strategy=strategy.name,
-            draft_length=self.config.draft_length, prompt_tokens=len(ids), limit=request.limit,
-            stop_ids=sorted(request.stop_ids),
-        )  # fmt: skip
-        return machine.generate(keep, ids[keep:], request, drafts=strategy.drafts)
+        return machine.generate(keep, ids[keep:], request, drafts=strategy.drafts, ahead=strategy.ahead)
+
+    def _wait_s(self) -> float:
+        """How long to wait for a message: not at all while there is something to draft."""
+        if self._machine.may_draft:
+            return 0.0
+        now_s = self._clock.now()
+        wait_s = self._patience.wait_s(now_s)
+        return wait_s if self._steering is None else self._steering.wait_s(now_s, wait_s)
 
     def _listen(self, run: Run, wait_s: float) -> None:
         """Take every message that is there; wait for the first."""
@@ -292,27 +314,36 @@ class EdgeSession:
             self._line.probe(machine.session)
 
     def _draft(self, run: Run) -> None:
-        """One piece of the prompt, or one draft token, and what the trigger makes of it."""
-        machine, drafter, trigger = self._machine, self._drafter, self.strategy.trigger
-        assert drafter is not None and trigger is not None
+        """One chunk of the prompt, or one draft token."""
+        machine, drafter, steering = self._machine, self._drafter, self._steering
+        assert drafter is not None and steering is not None
         if drafter.room <= 0:
             self._go_on_without_drafts(run, "the draft model's context is full")
             return
         try:
             if not run.prefilled:
-                if drafter.prefill(PREFILL_PIECE) == 0:
+                if drafter.prefill(PREFILL_CHUNK) == 0:
                     run.opened(self._clock.now(), drafter=True)
                 return
-            token, p_draft, _ = run.draft(drafter, self._clock)
+            drawn, took_s = run.draft(drafter, self._clock)
         except DrafterFailed as error:
             self._go_on_without_drafts(run, str(error))
             return
-        self._events.record("drafted", pos=machine.end, id=token, p_draft=round(p_draft, 6))
-        machine.drafted(token)
-        rule = trigger.observe(p_draft)
-        if rule is not None:
-            self._events.record("trigger", rule=rule, end=machine.end)
+        steering.drafted(drawn, machine.end, took_s, self._clock.now())
+        machine.drafted(drawn.id)
+
+    def _send(self, run: Run) -> None:
+        """Give the link what is due of the draft, and ask for verification where the trigger or necessity says so."""
+        machine, steering = self._machine, self._steering
+        if steering is None:
+            return
+        awaiting = machine.nav is not None
+        step = steering.step(self._clock.now(), machine.end, awaiting=awaiting, must_ask=machine.must_ask)
+        if step is Step.SEND:
+            self._perform(run, machine.send())
+        elif step is Step.ASK:
             self._perform(run, machine.ask())
+            steering.asked(self._clock.now())
 
     def _go_on_without_drafts(self, run: Run, why: str) -> None:
         log.warning("%s: going on without drafts", why)
@@ -327,20 +358,24 @@ class EdgeSession:
                 case act.Send(message):
                     if not self._line.send(message):
                         self._machine.not_sent(message)
+                    elif self._steering is not None and isinstance(message, Draft):
+                        self._steering.sent(len(message.ids), self._clock.now())
                 case act.Rollback(pos):
                     if self._drafter is not None:
                         self._drafter.rollback(min(pos, len(self._drafter)))
                     self._events.record("rollback", pos=pos)
+                    if self._steering is not None:
+                        self._steering.dropped()
                 case act.Extend(ids) if self._drafter is not None and self.strategy.drafts:
                     self._drafter.extend(ids)
-                case act.Committed(pos, ids, accepted) if run is not None:
+                case act.Committed(pos, ids, accepted, _) if run is not None:
                     self._events.record("committed", pos=pos, ids=ids, accepted=accepted)
                     self._patience.moved(self._clock.now())
                     run.commit(ids, ["accepted" if own else "target" for own in accepted], self._clock.now())
                     if run.stream.stopped:
                         self._perform(run, self._machine.cancel("stop"))
-                    if self.strategy.trigger is not None and not self._machine.draft:
-                        self.strategy.trigger.reset()
+                    if self._steering is not None:
+                        self._steering.committed(action, self._clock.now(), run.meter.opened_s)
                 case act.Retry(after_s, code, text):
                     self._patience.retry(self._clock.now(), after_s, refusal(code, text))
                     self._events.record("retry", code=code.name, after_s=after_s)
@@ -348,6 +383,8 @@ class EdgeSession:
                     raise refusal(code, text)
                 case act.Done(reason) if run is not None:
                     run.reason = "stop" if run.stream.stopped else reason
+        if self._steering is not None:
+            self._steering.settled()
 
     @property
     def _line(self) -> Connection:
@@ -355,6 +392,8 @@ class EdgeSession:
         return self._connection
 
     def _end(self, run: Run) -> None:
+        if self._steering is not None:
+            self._steering.end(run.meter)
         self.token_ids = run.kept
         self.finish_reason = run.reason or "cancelled"
         self.stats = summary(run.tally, run.meter)

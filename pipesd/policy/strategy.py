@@ -1,24 +1,43 @@
-"""Strategies: which rung of the cloud's ladder, whether and when to draft, when to ask. Presets by name."""
+"""Strategies: which rung of the cloud's ladder, when draft tokens are sent, when verification is asked for, what the
+edge does meanwhile. Presets by name, each part also by itself."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from pipesd.config import EdgeConfig
 from pipesd.core import Mode
 from pipesd.errors import UsageError
-from pipesd.policy.trigger import FixedLength, Trigger
+from pipesd.policy.baselines import AdaptiveSequence
+from pipesd.policy.gain import Gain
+from pipesd.policy.trigger import (
+    DualThreshold,
+    EntropyThreshold,
+    FixedLength,
+    SequenceThreshold,
+    TokenThreshold,
+    Trigger,
+)
 
-PRESETS = ("vanilla", "cloud", "local")
-PLANNED = ("hsl", "edgellm", "pipesd", "flow", "auto")
+PLANNED = ("flow", "auto")
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to share the work. `trigger` is None where the edge does not draft for verification."""
+    """One way to share the work, in the words of the options. Without a trigger the edge does not draft for
+    verification. Thresholds that the trigger does not know are of no effect."""
 
     name: str
-    mode: Mode
-    trigger: Trigger | None
+    mode: Mode = Mode.NAV
+    batching: str = "none"
+    trigger: str | None = None
+    waiting: str = "idle"
+    draft_length: int = 1
+    sequence_threshold: float = 0.0
+    token_threshold: float = 0.0
+    entropy_threshold: float = 0.0
+    tuned: bool = False  # thresholds are searched for while it runs
 
     @property
     def drafts(self) -> bool:
@@ -26,22 +45,89 @@ class Strategy:
         return self.trigger is not None
 
     @property
+    def ahead(self) -> bool:
+        """Whether the edge drafts on while a verdict is awaited."""
+        return self.waiting == "draft"
+
+    @property
     def uses_cloud(self) -> bool:
         return self.name != "local"
 
 
-def make_strategy(name: str, draft_length: int) -> Strategy:
-    """The preset `name`: `vanilla` asks after `draft_length` tokens and waits; `cloud` lets the target decode alone and
-    only listens; `local` is the draft model alone, whose output is not the target's.
+PRESETS = {
+    "pipesd": Strategy("pipesd", batching="dp", trigger="dual", waiting="draft", tuned=True),
+    "vanilla": Strategy("vanilla", trigger="fixed"),
+    "hsl": Strategy("hsl", trigger="token"),
+    "edgellm": Strategy("edgellm", trigger="adaptive", waiting="draft"),
+    "cloud": Strategy("cloud", mode=Mode.FREE),
+    "local": Strategy("local"),
+}
 
-    Raises UsageError for any other name.
-    """
-    if name == "vanilla":
-        return Strategy(name, Mode.NAV, FixedLength(draft_length))
-    if name == "cloud":
-        return Strategy(name, Mode.FREE, None)
-    if name == "local":
-        return Strategy(name, Mode.NAV, None)
-    if name in PLANNED:
-        raise UsageError(f"strategy {name!r} is not part of this version: choose one of {', '.join(PRESETS)}")
-    raise UsageError(f"unknown strategy {name!r}: choose one of {', '.join(PRESETS)}")
+
+class Thresholds(NamedTuple):
+    """What a trigger starts with where nothing else is given."""
+
+    sequence: float = 0.0
+    token: float = 0.0
+    entropy: float = 0.0
+
+
+FIRST = {
+    "dual": Thresholds(sequence=0.2, token=0.4),
+    "sequence": Thresholds(sequence=0.3),
+    "token": Thresholds(token=0.7),
+    "entropy": Thresholds(entropy=1.0),
+    "adaptive": Thresholds(sequence=0.5),
+}
+
+
+def make_strategy(config: EdgeConfig) -> Strategy:
+    """The preset that `config` names, with the parts and thresholds that it gives; a threshold that is given is kept,
+    so nothing is tuned then. Raises UsageError for a name that is none."""
+    if config.strategy in PLANNED:
+        raise UsageError(
+            f"strategy {config.strategy!r} is not part of this version: choose one of {', '.join(PRESETS)}"
+        )
+    if config.strategy not in PRESETS:
+        raise UsageError(f"unknown strategy {config.strategy!r}: choose one of {', '.join(PRESETS)}")
+    preset = PRESETS[config.strategy]
+    if not preset.drafts:
+        return preset
+    trigger = config.trigger or preset.trigger
+    assert trigger is not None
+    first = FIRST.get(trigger, Thresholds())
+    given = config.sequence_threshold, config.token_threshold, config.entropy_threshold
+    sequence, token, entropy = (
+        first_value if value is None else value for value, first_value in zip(given, first, strict=True)
+    )
+    return replace(
+        preset,
+        batching=config.batching or preset.batching,
+        trigger=trigger,
+        waiting=config.waiting or preset.waiting,
+        draft_length=config.draft_length,
+        sequence_threshold=sequence,
+        token_threshold=token,
+        entropy_threshold=entropy,
+        tuned=preset.tuned and config.tuning != "off" and given == (None, None, None),
+    )
+
+
+def make_trigger(strategy: Strategy) -> Trigger:
+    """The trigger of a strategy that drafts. Raises UsageError for a threshold out of its bounds."""
+    match strategy.trigger:
+        case "dual":
+            return DualThreshold(strategy.sequence_threshold, strategy.token_threshold)
+        case "sequence":
+            return SequenceThreshold(strategy.sequence_threshold)
+        case "token":
+            return TokenThreshold(strategy.token_threshold)
+        case "fixed":
+            return FixedLength(strategy.draft_length)
+        case "entropy":
+            return EntropyThreshold(strategy.entropy_threshold)
+        case "gain":
+            return Gain()
+        case "adaptive":
+            return AdaptiveSequence(strategy.sequence_threshold)
+    raise AssertionError(f"no trigger {strategy.trigger!r}")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pipesd import _kernels
 from pipesd._kernels import token_batches as kernel
+from pipesd.config import BATCHINGS
 from pipesd.errors import UsageError
 
 LONGEST_WINDOW = 4096  # tokens
@@ -157,6 +158,9 @@ class Batching(Protocol):
     def flush(self) -> int:
         """The trigger asks for verification: everything goes and the period ends (PipeSD, rule 1)."""
 
+    def taken(self) -> None:
+        """All that waits was sent out of turn; the period goes on with the next token batch."""
+
     def reset(self) -> None:
         """The draft was rejected: nothing waits any more and the period ends."""
 
@@ -180,6 +184,9 @@ class _Waiting:
     def flush(self) -> int:
         count, self.waiting = self.waiting, 0
         return count
+
+    def taken(self) -> None:
+        self.waiting = 0
 
     def reset(self) -> None:
         self.waiting = 0
@@ -228,11 +235,16 @@ class PlanCursor(_Waiting):
         self.waiting += 1
         if self.waiting < self._plan.sizes[self._batch]:
             return 0
-        count, self.waiting = self.waiting, 0
-        self._batch += 1
-        if self._batch == len(self._plan.sizes):
-            self._begin()
+        count = self.waiting
+        self.taken()
         return count
+
+    def taken(self) -> None:
+        if self.waiting:
+            self.waiting = 0
+            self._batch += 1
+            if self._batch == len(self._plan.sizes):
+                self._begin()
 
     def flush(self) -> int:
         self._begin()
@@ -249,9 +261,6 @@ class PlanCursor(_Waiting):
 
     def _begin(self) -> None:
         self._plan, self._batch = self._next_plan, 0
-
-
-BATCHINGS = ("dp", "greedy", "immediate", "none")
 
 
 def make_batching(name: str, plan: TokenBatchPlan) -> Batching:

@@ -28,11 +28,13 @@ class Extend(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """`ids` are committed from `pos` on; `accepted[i]` says whether the i-th was the edge's own draft token."""
+    """`ids` are committed from `pos` on; `accepted[i]` says whether the i-th was the edge's own draft token;
+    `rejected`: one of them stands where the draft had another, and ended it."""
 
     pos: int
     ids: tuple[int, ...]
     accepted: tuple[bool, ...]
+    rejected: bool = False
 
 
 class Retry(NamedTuple):

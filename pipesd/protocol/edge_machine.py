@@ -131,6 +131,12 @@ class EdgeMachine:
         return not (self.draft and self.draft[-1] in self._request.stop_ids)
 
     @property
+    def must_ask(self) -> bool:
+        """Whether nothing can be done any more but to ask for verification, or for one token."""
+        idle = self.state is State.RUN and self.nav is None and not self.may_draft
+        return idle and (bool(self.draft) or not self.more)
+
+    @property
     def end(self) -> int:
         """Position behind the draft."""
         return len(self.committed) + len(self.draft)
@@ -199,7 +205,7 @@ class EdgeMachine:
             return []
         if self.nav is not None and not self._nav_said:
             return [self._draft(self.sent, nav=True)]
-        if self.state is State.RUN and self.nav is None and not self.may_draft and (self.draft or not self.more):
+        if self.must_ask:
             return self.ask()
         if self.more and self._run_ahead <= 2 * (len(self.committed) - self._told):
             return [self._draft(self.sent, nav=False)]
@@ -339,6 +345,7 @@ class EdgeMachine:
         actions: list[Action] = []
         accepted: list[bool] = []
         fresh: list[int] = []  # behind the draft: the drafter has still to decode these
+        rejected = False
         ended: FinishReason | None = None
         for token in ids[first - pos :]:
             p = len(self.committed)
@@ -352,6 +359,7 @@ class EdgeMachine:
                     self.tally.promoted += 1
             else:
                 if self.draft:
+                    rejected = True
                     actions += self._lose_branch()
                 fresh.append(token)
             self.committed.append(token)
@@ -375,7 +383,7 @@ class EdgeMachine:
             self._unknown = 0
             if fresh:
                 actions.append(Extend(tuple(fresh)))
-            actions.append(Committed(first, tuple(self.committed[first:]), tuple(accepted)))
+            actions.append(Committed(first, tuple(self.committed[first:]), tuple(accepted), rejected))
         return actions + (self._finish(ended) if ended else [])
 
     def _lose_branch(self) -> list[Action]:

@@ -1,0 +1,115 @@
+"""The policies of one session put to work: what they see of a run, what they decide, and the record of both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from pipesd.core import Drawn
+from pipesd.edge.round_trips import RoundTrips
+from pipesd.metrics import EventLog, Meter
+from pipesd.policy.monitor import Monitor
+from pipesd.policy.sending import Sending, Step, Uplink
+from pipesd.policy.strategy import Strategy, make_trigger
+from pipesd.policy.token_batches import make_batching
+from pipesd.policy.tuning import Tuning
+from pipesd.policy.updater import Change, Updater, first_plan
+from pipesd.protocol.actions import Committed
+
+FORCED = "must"  # the rule by which an edge asks that can do nothing else
+
+
+class Steering:
+    """For a strategy that drafts. Times are those of the session's clock; figures last from one generation to the
+    next."""
+
+    def __init__(self, strategy: Strategy, link_model: str, events: EventLog) -> None:
+        self.monitor = Monitor()
+        self.triggers: Counter[str] = Counter()  # how often each rule asked in this generation
+        uplink = Uplink()
+        self.round_trips = RoundTrips(self.monitor, uplink)
+        self._events = events
+        self._sending = Sending(make_batching(strategy.batching, first_plan()), make_trigger(strategy), uplink)
+        self._updater = Updater(strategy, link_model, self._sending)
+        self._round_s: float | None = None  # when the last round ended
+        self._dropped = False
+
+    def tune(self, tuning: Tuning) -> None:
+        """Search for thresholds from now on."""
+        self._updater.tuning = tuning
+
+    def begin(self) -> None:
+        """A generation begins."""
+        self.triggers.clear()
+        self._sending.reset()
+        self._round_s, self._dropped = None, False
+        self._record(self._updater.begin(self.monitor.snapshot()))
+
+    def end(self, meter: Meter) -> None:
+        """The generation ended; writes to `meter` what it showed. The time until the next one counts for nothing."""
+        self.monitor.paused()
+        estimate = self.monitor.snapshot()
+        meter.alpha_s, meter.beta_s, meter.gap_s = estimate.alpha_s, estimate.beta_s, estimate.gap_s
+        meter.triggers = dict(self.triggers)
+
+    def drafted(self, drawn: Drawn, pos: int, took_s: float, now_s: float) -> None:
+        """A token was drafted at position `pos`, which took so long."""
+        self._events.record("drafted", pos=pos, id=drawn.id, p_draft=drawn.p_draft, entropy=drawn.entropy)
+        self.monitor.drafted(took_s)
+        rule = self._sending.drafted(drawn, now_s)
+        if rule is not None:
+            self._triggered(rule, pos + 1)
+
+    def step(self, now_s: float, end: int, *, awaiting: bool, must_ask: bool) -> Step:
+        """What is to be done now with the draft that ends at `end`: SEND, ASK or NOTHING. `awaiting`: a verdict is
+        outstanding; `must_ask`: nothing else is left to do."""
+        step = self._sending.next_step(now_s, awaiting=awaiting)
+        if step is Step.HOLD:
+            self._events.record("held", end=end)
+            return Step.NOTHING
+        if must_ask and step is not Step.ASK:
+            self._triggered(FORCED, end)
+            return Step.ASK
+        return step
+
+    def wait_s(self, now_s: float, most_s: float) -> float:
+        """How long to wait for a message: at most `most_s`, less where something is held back."""
+        wait_s = self._sending.wait_s(now_s)
+        return most_s if wait_s is None else min(wait_s, most_s)
+
+    def sent(self, tokens: int, now_s: float) -> None:
+        """A message with so many tokens, all that were not sent yet, was handed to the link."""
+        self._sending.sent(now_s, tokens)
+
+    def asked(self, now_s: float) -> None:
+        """Verification was asked for."""
+        self._updater.asked(self._sending.since_trigger)
+        self._sending.asked(now_s)
+
+    def dropped(self) -> None:
+        """The draft, or its end, was dropped."""
+        self._dropped = True
+
+    def committed(self, committed: Committed, now_s: float, opened_s: float | None) -> None:
+        """A round ended; `opened_s`: when both sides were ready, which is when the first one began."""
+        self._sending.decided(sum(committed.accepted), rejected=committed.rejected)
+        self._dropped = self._dropped and not committed.rejected
+        tokens = len(committed.ids)
+        self.monitor.committed(tokens, now_s)
+        begun_s, self._round_s = self._round_s or opened_s, now_s
+        took_s = None if begun_s is None else now_s - begun_s
+        self._record(self._updater.round_end(self.monitor.snapshot(), tokens, took_s))
+
+    def settled(self) -> None:
+        """All that a message or a deadline brought with it is done."""
+        if self._dropped:
+            self._sending.reset()
+            self._dropped = False
+
+    def _triggered(self, rule: str, end: int) -> None:
+        self.triggers[rule] += 1
+        self._events.record("trigger", rule=rule, end=end)
+
+    def _record(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            self._events.record(change.what, why=change.why, **change.values)

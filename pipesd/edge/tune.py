@@ -1,0 +1,125 @@
+"""`pipesd-edge tune`: a search for a strategy's thresholds on purpose, written into a configuration."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipesd.config import EdgeConfig, check, option
+from pipesd.edge.config_file import check_file, update_file
+from pipesd.edge.interrupts import Interrupts
+from pipesd.edge.session import EdgeSession
+from pipesd.errors import Cancelled, UsageError
+from pipesd.policy.tuning import SPACES, Tuning, options_of
+from pipesd.streams import show
+
+log = logging.getLogger("pipesd.edge")
+
+GENERATED_TOKENS = 128  # behind a prompt, before it is the next one's turn
+PROMPTS = (
+    'def moving_average(values, width):\n    """The mean of each window of `width` values."""\n',
+    "Question: A train leaves at 9:40 and arrives at 12:05. It stops for 20 minutes on the way. For how long does it "
+    "move?\nAnswer:",
+    "The history of the lighthouse begins long before the first one of stone was built. In early times",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """How long to search. Raises UsageError for a value out of bounds."""
+
+    samples: int = option(16, "settings to measure", low=2, high=1000)
+    tokens: int = option(60, "tokens to measure each over", low=5, high=10_000)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def tune(
+    edge: EdgeConfig,
+    config: TuneConfig,
+    prompts: Sequence[str],
+    *,
+    save: str | None,
+    as_json: bool,
+    interrupts: Interrupts,
+) -> int:
+    """Search and report; returns the exit code. Raises PipeSDError for what cannot be tried, or goes wrong."""
+    session = EdgeSession(replace(edge, tuning="off"))
+    trigger = session.strategy.trigger
+    if trigger not in SPACES:
+        what = f"trigger {trigger}" if trigger else f"strategy {session.strategy.name}"
+        raise UsageError(f"{what} has nothing to tune; triggers that have: {', '.join(SPACES)}")
+    if save is not None:
+        check_file(save, "edge")
+    tuning = Tuning(session.strategy, samples=config.samples, trial_tokens=config.tokens)
+    with session:
+        session.tune(tuning)
+        _search(session, tuning, prompts or PROMPTS, interrupts)
+    report = _report(session, tuning)
+    if save is not None:
+        kept = {"strategy": edge.strategy, "trigger": edge.trigger or None}
+        update_file(save, "edge", {**kept, **report["best"]})
+        log.info("written to %s: give it as --config %s", save, save)
+    show(json.dumps(report) + "\n" if as_json else _told(report))
+    return 0
+
+
+def _search(session: EdgeSession, tuning: Tuning, prompts: Sequence[str], interrupts: Interrupts) -> None:
+    """Generate behind one prompt after the other until the search is done."""
+    told = 0
+    log.info("%d settings of %s", tuning.tuner.samples, ", ".join(options_of(tuning.tuner.first)))
+    while not tuning.done:
+        before = told, tuning.tokens
+        for prompt in prompts:
+            pieces = session.generate(prompt, max_tokens=GENERATED_TOKENS)
+            with interrupts.calling(pieces.cancel):
+                for _ in pieces:
+                    if len(tuning.trials) > told:
+                        told = len(tuning.trials)
+                        log.info("%d of %d: %s", told, tuning.tuner.samples, _trial(*tuning.trials[-1]))
+                    if tuning.done:
+                        break
+            pieces.close()
+            if session.finish_reason == "cancelled" and not tuning.done:
+                raise Cancelled("interrupted")
+            if tuning.done:
+                return
+        if (told, tuning.tokens) == before:
+            raise UsageError("the target ends at once behind every prompt: give others with --prompt or --file")
+
+
+def _trial(options: dict[str, Any], tpt_s: float) -> str:
+    return f"{_shown(options)}: {1000 * tpt_s:.2f} ms per token"
+
+
+def _report(session: EdgeSession, tuning: Tuning) -> dict[str, Any]:
+    tuner = tuning.tuner
+    best, best_s = tuner.best
+    return {
+        "strategy": session.strategy.name,
+        "trigger": session.strategy.trigger,
+        "best": options_of(best),
+        "tpt_ms": round(1000 * best_s, 3),
+        "first": options_of(tuner.first),
+        "gain": round(tuner.gain, 4),
+        "samples": tuner.told,
+        "failed": tuner.failed,
+        "trials": [{**options, "tpt_ms": round(1000 * tpt_s, 3)} for options, tpt_s in tuning.trials],
+    }
+
+
+def _told(report: dict[str, Any]) -> str:
+    lines = [f"{_shown(report['best'])}: {report['tpt_ms']:.2f} ms per token expected"]
+    if report["gain"]:
+        lines.append(f"{report['gain']:.0%} less than with {_shown(report['first'])}, which was in force")
+    else:
+        lines.append("no setting is better than the one in force beyond noise: it is kept")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in options.items())

@@ -1,0 +1,129 @@
+"""Thresholds searched for while a run goes on: trials of some tokens each, then the best of them.
+
+A trial holds one setting until it has brought 20 tokens, and is judged by its time per token; 16 of them make a search
+(PipeSD, section 4). When the time per token later leaves that of the best setting by more than a fifth, over so many
+tokens that chance does not do it, conditions have changed and another search begins from the setting in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipesd.policy.search_space import Parameter
+from pipesd.policy.strategy import Strategy
+from pipesd.policy.tuner import Tuner
+
+TRIAL_TOKENS = 20
+SAMPLES = 16
+CHANGE = 0.2  # share of the time per token; δ1 of the paper
+REFERENCE_TOKENS = 10 * TRIAL_TOKENS  # that a time per token is compared over
+LEAST = 0.01  # thresholds below never fire in any draft of bearable length
+
+SPACES: dict[str, dict[str, Parameter]] = {
+    # The token threshold can only be first where it is above the sequence threshold, as the product of probabilities is
+    # never above its last factor. So what is searched is the share of the way from there to 1.
+    "dual": {"sequence_threshold": Parameter(LEAST, 0.9, log=True), "token_share": Parameter(0.0, 1.0)},
+    "sequence": {"sequence_threshold": Parameter(LEAST, 0.99, log=True)},
+    "token": {"token_threshold": Parameter(0.05, 0.995)},
+    "fixed": {"draft_length": Parameter(1, 16, integer=True)},
+    "entropy": {"entropy_threshold": Parameter(0.05, 3.0)},
+    "adaptive": {"sequence_threshold": Parameter(LEAST, 0.99, log=True)},
+}
+
+
+def point_of(strategy: Strategy) -> dict[str, float]:
+    """Where a strategy's setting stands in the space of its trigger."""
+    assert strategy.trigger is not None
+    point: dict[str, float] = {}
+    for name, parameter in SPACES[strategy.trigger].items():
+        if name == "token_share":
+            low = strategy.sequence_threshold
+            value = (strategy.token_threshold - low) / (1.0 - low) if low < 1.0 else 0.0
+        else:
+            value = getattr(strategy, name)
+        point[name] = min(max(value, parameter.low), parameter.high)
+    return point
+
+
+def options_of(point: Mapping[str, float]) -> dict[str, Any]:
+    """The options that a point of such a space stands for."""
+    options: dict[str, Any] = dict(point)
+    if "token_share" in options:
+        low = options["sequence_threshold"]
+        options["token_threshold"] = low + (1.0 - low) * options.pop("token_share")
+    return options
+
+
+class Tuning:
+    """The search, fed at each round's end; `options` is the setting in force."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        state: Mapping[str, Any] | None = None,
+        *,
+        seed: int = 0,
+        samples: int = SAMPLES,
+        trial_tokens: int = TRIAL_TOKENS,
+    ) -> None:
+        """`state`: what an earlier `state()` gave for the same trigger; the search goes on from there. It begins with
+        the strategy's own setting."""
+        assert strategy.trigger in SPACES, f"nothing to tune in trigger {strategy.trigger}"
+        self._space = SPACES[strategy.trigger]
+        self._seed, self._samples, self._trial_tokens = seed, samples, trial_tokens
+        self._searches = 0
+        self._reference_s: float | None = None
+        self.tokens, self._elapsed_s = 0, 0.0  # of the trial that goes on
+        self.trials: list[tuple[dict[str, Any], float]] = []  # of this search in this run: options and s per token
+        if state is None:
+            self.tuner = self._search(point_of(strategy))
+        else:
+            self.tuner = Tuner.restore(state["tuner"])
+            self._searches = int(state["searches"])
+            self._reference_s = state["reference_s"]
+        self._point: Mapping[str, float] = {}
+        self._choose()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The setting in force, as options."""
+        return options_of(self._point)
+
+    @property
+    def done(self) -> bool:
+        """Whether the search has ended."""
+        return self.tuner.done
+
+    def round_end(self, tokens: int, took_s: float) -> str | None:
+        """A round brought so many tokens in that time; returns why there is another setting now, or None."""
+        self.tokens += tokens
+        self._elapsed_s += took_s
+        if self.tokens < (REFERENCE_TOKENS if self.tuner.done else self._trial_tokens):
+            return None
+        tpt_s = self._elapsed_s / self.tokens
+        self.tokens, self._elapsed_s = 0, 0.0
+        if not self.tuner.done:
+            self.trials.append((self.options, tpt_s))
+            self.tuner.tell(dict(self._point), tpt_s)
+            self._choose()
+            return "best of the search" if self.tuner.done else "next trial"
+        if self._reference_s is None:
+            self._reference_s = tpt_s
+        elif abs(tpt_s - self._reference_s) > CHANGE * self._reference_s:
+            self._reference_s = None
+            self._searches += 1
+            self.tuner, self.trials = self._search(self._point), []
+            self._choose()
+            return "the time per token changed"
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """All that another run needs to go on, ready for JSON."""
+        return {"tuner": self.tuner.state(), "searches": self._searches, "reference_s": self._reference_s}
+
+    def _search(self, first: Mapping[str, float]) -> Tuner:
+        return Tuner(self._space, seed=self._seed + self._searches, samples=self._samples, first=dict(first))
+
+    def _choose(self) -> None:
+        self._point = self.tuner.best[0] if self.tuner.done else self.tuner.ask()
