@@ -28,7 +28,7 @@ from exactness import generate
 from pipesd.cloud.server import serve
 from pipesd.config import CloudConfig, EdgeConfig
 from pipesd.core import Vocabulary
-from pipesd.errors import UsageError
+from pipesd.errors import PipeSDError, UsageError
 from pipesd.protocol.vocabulary import vocabulary_hash
 from pipesd.sim.proxy import LinkProxy
 from pipesd.sim.targets import ReplayedTarget
@@ -146,7 +146,7 @@ class Addresses(NamedTuple):
 @contextmanager
 def replaying(make: Replay, link: dict[str, Any]) -> Iterator[Addresses]:
     """A cloud that replays, and a link to it with the settings of `LinkProxy`."""
-    with _process(_serve, make) as direct, _process(_link, {"target": direct, **link}) as linked:
+    with _process(cloud_process, make) as direct, _process(link_process, {"target": direct, **link}) as linked:
         yield Addresses(linked, direct)
 
 
@@ -160,21 +160,25 @@ def _process(body: Any, given: Any) -> Iterator[str]:
     told.close()
     try:
         if not heard.poll(READY_S):
-            raise TimeoutError(f"{body.__name__} has not begun within {READY_S:g} s")
-        yield heard.recv()
+            raise PipeSDError(f"the process of {body.__name__} has said nothing for {READY_S:g} s")
+        try:
+            address = heard.recv()
+        except EOFError:
+            raise PipeSDError(f"the process of {body.__name__} has ended; what it said is above") from None
+        yield address
     finally:
         heard.close()
         process.terminate()
         process.join()
 
 
-def _serve(make: Replay, told: connection.Connection) -> None:
+def cloud_process(make: Replay, told: connection.Connection) -> None:
     _end_with_parent()
     config = CloudConfig(bind="tcp://127.0.0.1:0", drain_s=0.0)
     sys.exit(serve(config, make_target=make, announce=lambda line: told.send(line.split()[-1])))
 
 
-def _link(settings: dict[str, Any], told: connection.Connection) -> None:
+def link_process(settings: dict[str, Any], told: connection.Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent's, which ends this process
     _end_with_parent()
     with LinkProxy(**settings) as link:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -78,13 +79,23 @@ class Edge(NamedTuple):
     recording: Recording
 
     def run(
-        self, settings: Mapping[str, Any], records: Sequence[Record], tokens: int, *, linked: bool = True
+        self,
+        settings: Mapping[str, Any],
+        records: Sequence[Record],
+        tokens: int,
+        *,
+        linked: bool = True,
+        rounds: float = math.inf,
     ) -> Measured:
-        """Generate `tokens` behind the prompt of each record, in one session with these settings of `EdgeConfig`."""
+        """Generate `tokens` behind the prompt of each record, in one session with these settings of `EdgeConfig`; no
+        further generation begins when there were so many rounds."""
         config = EdgeConfig(cloud=self.where.linked if linked else self.where.direct, **settings)
-        each, wrong = [], []
+        each: list[dict[str, Any]] = []
+        wrong = []
         with EdgeSession(config, drafter=self.drafter, tokeniser=self.tokeniser) as session:
             for prompt, output in records:
+                if sum(stats["rounds"] for stats in each) >= rounds:
+                    break
                 for _ in session.generate(prompt, max_tokens=tokens):
                     pass
                 each.append(session.stats)

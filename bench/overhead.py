@@ -1,0 +1,162 @@
+"""What steering costs: `python bench/overhead.py [--quick]`. The paper's table 5.
+
+Over the first 1000 rounds of `pipesd` that tunes its thresholds while it runs, behind an emulated link of 20 ms there
+and back, every call of the tuner (with the file that keeps what it learnt), of the planner of token batches and of what
+measures link and drafting is timed, each without the calls of the others inside it, and given as a share of the run's
+time. `rest` is what else the policies do: triggers, batching, the decision to send. Draft model and target are scripted
+and take the time that they are told to; by default that of a small draft model and of a pass. Importing and compiling
+happen once and stand apart. Timing a call costs about a microsecond, which is counted too.
+
+The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import inspect
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from planner import loading_s
+from runs import add_options, edge_of
+
+from pipesd.errors import PipeSDError
+
+ROUNDS = 1000
+TOKENS = 384  # of one generation
+PAPER_PERCENT = {"tuner": 1.1, "planner": 0.013, "measuring": 0.4}  # at most, as the paper says
+GOAL_PERCENT = 0.3  # of the three together
+
+
+class Stopwatch:
+    """Adds up what the calls of each group took, without the timed calls inside them (s), and how many there were."""
+
+    def __init__(self) -> None:
+        self.spent_s: defaultdict[str, float] = defaultdict(float)
+        self.longest_s: defaultdict[str, float] = defaultdict(float)
+        self.calls: Counter[str] = Counter()
+        self._inner_s: list[float] = []
+
+    def timed(self, group: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, timed."""
+
+        @functools.wraps(function)
+        def call(*given: Any, **named: Any) -> Any:
+            self._inner_s.append(0.0)
+            begun_s = time.perf_counter()
+            try:
+                return function(*given, **named)
+            finally:
+                took_s = time.perf_counter() - begun_s
+                own_s = took_s - self._inner_s.pop()
+                self.spent_s[group] += own_s
+                self.longest_s[group] = max(self.longest_s[group], own_s)
+                self.calls[group] += 1
+                if self._inner_s:
+                    self._inner_s[-1] += took_s
+
+        return call
+
+    def watch_class(self, group: str, kind: type) -> None:
+        """Time every public method and property of a class, and its making."""
+        for name, member in list(vars(kind).items()):
+            if name.startswith("_") and name != "__init__":
+                continue
+            if inspect.isfunction(member):
+                setattr(kind, name, self.timed(group, member))
+            elif isinstance(member, property) and member.fget is not None:
+                setattr(kind, name, property(self.timed(group, member.fget)))
+
+    def watch_function(self, group: str, function: Callable[..., Any]) -> None:
+        """Time a function wherever a module of the package has its name."""
+        timed = self.timed(group, function)
+        for module in [module for name, module in sys.modules.items() if name.startswith("pipesd")]:
+            for name, value in list(vars(module).items()):
+                if value is function:
+                    setattr(module, name, timed)
+
+
+def watch() -> Stopwatch:
+    """Time all that steers, in this process and for good."""
+    from pipesd.edge.round_trips import RoundTrips
+    from pipesd.edge.steering import Steering
+    from pipesd.policy import token_batches
+    from pipesd.policy.monitor import Monitor
+    from pipesd.policy.tuner import Tuner
+    from pipesd.policy.tuning import Tuning
+
+    stopwatch = Stopwatch()
+    groups: dict[str, Iterable[type]] = {
+        "tuner": (Tuner, Tuning), "measuring": (Monitor, RoundTrips), "rest": (Steering,)
+    }  # fmt: skip
+    for group, kinds in groups.items():
+        for kind in kinds:
+            stopwatch.watch_class(group, kind)
+    stopwatch.watch_function("planner", token_batches.plan_for_run)
+    return stopwatch
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds: only to see that it works")
+    parser.set_defaults(scripted=True, gamma_ms=6.0)
+    options = parser.parse_args()
+    options.scripted = not options.draft
+    wanted = ROUNDS // 10 if options.quick else ROUNDS
+
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder, edge_of(options, wanted * 8 // TOKENS + 1, TOKENS) as edge:
+        edge.run({"strategy": "pipesd", "tuning": "off"}, edge.recording.records[:1], 16)  # loads what is compiled
+        stopwatch = watch()
+        settings = {"strategy": "pipesd", "tuning": str(Path(folder, "tuning.json"))}
+        run = edge.run(settings, edge.recording.records, TOKENS, rounds=wanted)
+    rounds = run.sums["rounds"]
+    run_s = run.ms_per_token * run.sums["tokens"] / 1e3
+    apart_s = None if options.quick else loading_s()
+    percent = {group: 100 * stopwatch.spent_s[group] / run_s for group in (*PAPER_PERCENT, "rest")}
+    together = sum(percent[group] for group in PAPER_PERCENT)
+
+    print(f"{rounds} rounds, {run.sums['tokens']} tokens, {run_s:.1f} s, {1e3 * run_s / rounds:.1f} ms a round")
+    print(f"{'':11}{'calls':>8}{'us a round':>12}{'longest ms':>12}{'%':>9}{'paper %':>9}")
+    for group, share in percent.items():
+        print(f"{group:11}{stopwatch.calls[group]:8}{1e6 * stopwatch.spent_s[group] / rounds:12.1f}"
+              f"{1e3 * stopwatch.longest_s[group]:12.2f}{share:9.4f}{PAPER_PERCENT.get(group, ''):>9}")  # fmt: skip
+    print(f"tuner, planner and measuring together {together:.3f} %, at most {GOAL_PERCENT} %; the paper's 1.513 %")
+    if apart_s is not None:
+        print(f"apart: {', '.join(f'{name} {value:.2f} s' for name, value in apart_s.items())}")
+    result = {
+        "bench": "overhead",
+        "kind": "scripted" if options.scripted else "replayed",
+        "rounds": rounds,
+        "tokens": run.sums["tokens"],
+        "run_s": round(run_s, 3),
+        "load_before": load,
+        "percent": {group: round(share, 5) for group, share in percent.items()},
+        "calls": dict(stopwatch.calls),
+        "longest_ms": {group: round(1e3 * value, 3) for group, value in stopwatch.longest_s.items()},
+        "together_percent": round(together, 4),
+        "paper_percent": PAPER_PERCENT,
+        "goal_percent": GOAL_PERCENT,
+        "reached": together <= GOAL_PERCENT,
+        "apart_s": apart_s,
+        "wrong_outputs": len(run.wrong),
+    }
+    print(json.dumps(result))
+    return 1 if run.wrong else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except PipeSDError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
