@@ -28,7 +28,7 @@ OUTLIER = 8.0  # standard deviations; beyond, a sample is left out
 RESOLUTION = 0.01  # share of the median time that is no outlier however calm the rest
 MOST_ROUNDS = 20
 LARGEST = 1e15
-GROUPS = 128  # points that the first, quadratic look at the samples goes through
+GROUPS = 100  # points that the first, quadratic look at the samples goes through
 
 
 class PlanFigures(NamedTuple):
@@ -122,7 +122,9 @@ def fit_line(sizes: Sequence[float], times_s: Sequence[float], lags_s: Sequence[
     if len(x) == 0:
         return LineFit(0.0, 0.0, 0.0, math.inf, 0.0, math.inf, 0.0, False, False, 0, 0, dropped)
 
-    unit = float(x.max()) or 1.0  # sizes from 0 to 1 keep the arithmetic well conditioned
+    order = np.lexsort((lag, y, x))
+    x, y, lag = x[order], y[order], lag[order]
+    unit = float(x[-1]) or 1.0  # sizes from 0 to 1 keep the arithmetic well conditioned
     x = x / unit
     slope, intercept = _first_line(x, y)
     resolution = RESOLUTION * float(np.median(y)) / OUTLIER
@@ -132,13 +134,13 @@ def fit_line(sizes: Sequence[float], times_s: Sequence[float], lags_s: Sequence[
         kept = residual <= OUTLIER * deviation
         x, y, lag, deviation = x[kept], y[kept], lag[kept], deviation[kept]
 
-    distinct = np.unique(x)
-    enough = len(x) >= FEWEST_SAMPLES and len(distinct) >= FEWEST_SIZES and bool(distinct[-1] >= SPREAD * distinct[0])
+    least, most = float(x[0]), float(x[-1])
+    enough = len(x) >= FEWEST_SAMPLES and most >= SPREAD * least and len(np.unique(x)) >= FEWEST_SIZES
     ones = np.ones_like(x)
-    if len(distinct) == 1:  # no slope to be had, but no steeper one than from the origin either
+    if most - least < 1e-4:  # no slope to be had, but no steeper one than from the origin either
         (intercept,), (half,) = _huber([ones], y, deviation)
         slope, low, slope_low = 0.0, 0.0, -math.inf
-        high, slope_high = intercept + half, (intercept + half) / float(distinct[0]) if distinct[0] else math.inf
+        high, slope_high = intercept + half, (intercept + half) / most if most else math.inf
     else:
         (intercept, slope), (half, slope_half) = _huber([ones, x], y, deviation)
         low, high, slope_low, slope_high = intercept - half, intercept + half, slope - slope_half, slope + slope_half
@@ -177,19 +179,32 @@ def _deviations(residual: Array, lag: Array, least: float) -> Array:
     return deviation
 
 
+def _inverse(matrix: Array) -> Array:
+    import numpy as np
+
+    if len(matrix) == 1:
+        return 1 / matrix
+    (a, b), (_, d) = matrix.tolist()
+    determinant = a * d - b * b
+    if determinant > 1e-12 * a * d:
+        return np.array([[d, -b], [-b, a]]) / determinant
+    inverse: Array = np.linalg.pinv(matrix)
+    return inverse
+
+
 def _first_line(x: Array, y: Array) -> tuple[float, float]:
     """Slope and intercept by repeated medians: for each point the median slope to the others, and the median of these.
-    Many samples are first put into groups of neighbours in size, each standing for as many samples."""
+    The samples are in order of size; many are first put into groups of neighbours, all of as many."""
     import numpy as np
 
     px, py = x, y
     if len(x) > GROUPS:
-        parts = np.array_split(np.lexsort((y, x)), GROUPS)
-        px = np.array([np.median(x[part]) for part in parts])
-        py = np.array([np.median(y[part]) for part in parts])
+        size = len(x) // GROUPS
+        groups = np.linspace(0, len(x) - 1, GROUPS * size).astype(int).reshape(GROUPS, size)  # some are passed over
+        px, py = np.median(x[groups], axis=1), np.median(y[groups], axis=1)
     dx = px[:, None] - px[None, :]
     slopes = np.full_like(dx, np.nan)
-    np.divide(py[:, None] - py[None, :], dx, out=slopes, where=dx != 0)
+    np.divide(py[:, None] - py[None, :], dx, out=slopes, where=np.abs(dx) > 1e-9)
     slopes.sort(axis=1)  # what has no slope, NaN, comes last
     counts = np.isfinite(slopes).sum(axis=1)
     rows, counts = np.flatnonzero(counts), counts[counts > 0]
@@ -208,7 +223,7 @@ def _huber(columns: Sequence[Array], y: Array, deviation: Array) -> tuple[list[f
     factors = np.zeros(len(columns))
     for _ in range(MOST_ROUNDS):
         weighted = design * weight[:, None]
-        before, factors = factors, np.linalg.pinv(weighted.T @ design) @ (weighted.T @ y)
+        before, factors = factors, _inverse(weighted.T @ design) @ (weighted.T @ y)
         residual = y - design @ factors
         weight = base * np.minimum(1.0, HUBER * deviation / np.maximum(np.abs(residual), 1e-300))
         if np.all(np.abs(design @ (factors - before)) <= 1e-4 * deviation):
@@ -216,13 +231,13 @@ def _huber(columns: Sequence[Array], y: Array, deviation: Array) -> tuple[list[f
     freedom = len(y) - len(columns)
     if freedom < 1:
         return [float(factor) for factor in factors], [math.inf] * len(columns)
-    whole = np.linalg.pinv((design * base[:, None]).T @ design)
+    whole = _inverse((design * base[:, None]).T @ design)
     leverage = np.minimum(np.einsum("ij,jk,ik->i", design, whole, design) * base, 0.999)
     score = design * (residual * weight / (1 - leverage))[:, None]  # HC3: as if the sample had had no say in the fit
     moving = np.where(np.abs(residual) <= HUBER * deviation, base, 0.05 * base)  # what follows the line; never singular
-    bread = np.linalg.pinv((design * moving[:, None]).T @ design)
+    bread = _inverse((design * moving[:, None]).T @ design)
     variance = np.diag(bread @ (score.T @ score) @ bread)
-    half = student_95(freedom) * np.sqrt(np.maximum(variance, 0.0))
+    half = student_95(freedom) * (1 + 1 / freedom) * np.sqrt(np.maximum(variance, 0.0))  # few show too little variance
     return [float(factor) for factor in factors], [float(width) for width in half]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from statistics import fmean, median
 
-from pipesd.policy.estimate import FEWEST_SIZES, MADN, SPREAD, Estimate, fit_line
+from pipesd.policy.estimate import MADN, SPREAD, Estimate, LineFit, fit_line
 
 REMEMBERED = 100  # samples of each figure
 REMEMBERED_ROUNDS = 32  # for the time per output token
@@ -40,7 +40,7 @@ class Level:
     next one needs, up to LONGEST_RUN, so that what goes to and fro is noise in the end.
     """
 
-    __slots__ = ("_floor_s", "_high", "_last", "_low", "_need", "_run", "_samples", "_value")
+    __slots__ = ("_floor_s", "_high", "_last", "_low", "_need", "_new", "_run", "_samples", "_value")
 
     def __init__(self, floor_s: float) -> None:
         self._floor_s = floor_s
@@ -50,6 +50,7 @@ class Level:
         self._need = RUN
         self._last = 0  # the direction of the last change
         self._value: float | None = None  # None: to be computed
+        self._new = 0  # samples since it was
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -57,7 +58,7 @@ class Level:
     def add(self, value: float, half: float = 0.0) -> bool:
         """One more sample (s), known to lie within `half` of the value; returns whether conditions have changed."""
         self._samples.append((value, half))
-        self._value = None
+        self._new += 1
         if value - half > self._high:
             self._run = self._run + 1 if self._run > 0 else 1
         elif value + half < self._low:
@@ -75,9 +76,9 @@ class Level:
 
     @property
     def value(self) -> float | None:
-        """The level (s), None without samples."""
-        if self._value is None and self._samples:
-            self._value = self._settle(self._samples)
+        """The level (s), None without samples. It is computed anew where an eighth of the samples is."""
+        if self._samples and (self._value is None or 8 * self._new >= len(self._samples)):
+            self._value, self._new = self._settle(self._samples), 0
         return self._value
 
     def _changed(self) -> bool:
@@ -96,26 +97,38 @@ class Level:
         self._need = min(2 * self._need, LONGEST_RUN) if back else RUN
         self._last = direction
         self._samples = deque(run, maxlen=REMEMBERED)
-        self._value = self._settle(run)
+        self._value, self._new = self._settle(run), 0
         self._run = 0
         return True
 
     def _settle(self, samples: Sequence[tuple[float, float]]) -> float:
         """Sets the band by the samples and returns their mean within it, each weighing as it is precise."""
-        halves = sorted(half for _, half in samples)
-        precise = 2 * halves[len(halves) // 4] + self._floor_s  # the others do not move the centre
-        centre = median([value for value, half in samples if half <= precise])
-        variance = (MADN * median([abs(value - centre) for value, _ in samples]) * (1 + 5 / len(samples))) ** 2
-        width = max(BAND * centre, DEVIATIONS * math.sqrt(variance), self._floor_s)
-        self._low, self._high = centre - width, centre + width
-        least = max(variance - halves[len(halves) // 2] ** 2 / 3, variance / 100, self._floor_s**2)
+        halves = sorted([half for _, half in samples])
+        values = sorted([value for value, _ in samples])
+        count = len(values)
+        centre = _middle(values)
+        if halves[-1] > 0.0:  # the imprecise ones do not move the centre
+            precise = 2 * halves[count // 4] + self._floor_s
+            centre = _middle(sorted([value for value, half in samples if half <= precise]))
+        deviation = MADN * _middle(sorted([abs(value - centre) for value in values])) * (1 + 5 / count)
+        width = max(BAND * centre, DEVIATIONS * deviation, self._floor_s)
+        self._low, self._high = low, high = centre - width, centre + width
+        if halves[-1] == 0.0:
+            return fmean([value for value in values if low <= value <= high])
+        least = max(deviation**2 - halves[count // 2] ** 2 / 3, deviation**2 / 100, self._floor_s**2)
         total = weights = 0.0
         for value, half in samples:
-            if abs(value - centre) <= width + half:
+            if low - half <= value <= high + half:
                 weight = 1 / (least + half * half / 3)
                 total += weight * value
                 weights += weight
         return total / weights
+
+
+def _middle(ordered: Sequence[float]) -> float:
+    """The median of what is in order."""
+    count = len(ordered)
+    return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
 
 
 class Monitor:
@@ -130,6 +143,7 @@ class Monitor:
         self._link = Level(2e-4)  # of the same round trips, without β · tokens
         self._warm = 0  # round trips seen, up to WARM_UP
         self._trains: deque[list[tuple[int, float]]] = deque(maxlen=REMEMBERED_TRAINS)  # tokens, step
+        self._steps_fit: LineFit | None = None
         self._sizes: set[int] = set()  # of trips and trains since conditions changed
         self._beta_s: float | None = None
         self._gap_s: float | None = None
@@ -200,6 +214,7 @@ class Monitor:
             before_s = reply_s
         if steps:
             self._trains.append(steps)
+            self._steps_fit = None
             self._unfitted = REFIT
             self._snapshot = None
 
@@ -244,7 +259,7 @@ class Monitor:
         return self._snapshot
 
     def _estimate(self) -> Estimate:
-        if self._unfitted >= REFIT and len(self._sizes) >= FEWEST_SIZES:
+        if self._unfitted >= REFIT:
             self._fit()
         beta_s = self._beta_s or 0.0
         if self._link:
@@ -274,21 +289,20 @@ class Monitor:
         """β from the round trips or from the steps of trains, whichever tell more, and with it the gap and the level.
 
         Where neither has enough spread, or where they say neither that β is above 0 nor that it is not what it was, it
-        stays what it was; before the first that tells, it is 0."""
+        stays what it was, as far as messages take that long at all; before the first that tells, it is 0."""
         self._unfitted = 0
-        steps = [step for train in self._trains for step in train]
-        fits = []
-        if self._link:
-            fits.append(fit_line(*zip(*self._trips, strict=True)))
-        if steps:
-            fits.append(fit_line(*zip(*steps, strict=True)))
-        fits = [fit for fit in fits if fit.spread_enough]
+        if self._steps_fit is None and self._trains:
+            self._steps_fit = fit_line(*zip(*(step for train in self._trains for step in train), strict=True))
+        trips_fit = fit_line(*zip(*self._trips, strict=True)) if self._link else None
+        fits = [fit for fit in (self._steps_fit, trips_fit) if fit is not None and fit.spread_enough]
         if fits:
             fit = min(fits, key=lambda fit: fit.slope_high_s - fit.slope_low_s)
             if fit.slope_known:
                 self._beta_s = fit.slope_s
             elif self._beta_s is None or self._beta_s > fit.slope_high_s:
                 self._beta_s = 0.0
+        elif self._beta_s is not None and trips_fit is not None:
+            self._beta_s = min(self._beta_s, trips_fit.slope_high_s)
         beta_s = self._beta_s or 0.0
         if self._link:
             self._link.replace((value - beta_s * tokens, half) for tokens, value, half in self._trips)
@@ -300,6 +314,7 @@ class Monitor:
         for _ in range(len(self._trips) - kept):
             self._trips.popleft()
         self._trains.clear()
+        self._steps_fit = None
         self._sizes = {tokens for tokens, _, _ in self._trips}
         self._unfitted = REFIT
 
