@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ from pipesd.core import Drawn, common_prefix
 from pipesd.edge.models import Drafter, Tokeniser
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import UsageError
+from pipesd.sim.check import check_file
 from pipesd.sim.drafters import Agreement, ScriptedDrafter
 from pipesd.sim.tokeniser import ByteTokeniser
 
@@ -67,7 +69,8 @@ class Measured(NamedTuple):
     ms_per_token: float
     sums: dict[str, float]
     estimates: dict[str, Any]  # the session's last
-    wrong: list[str]  # outputs that are not the recorded ones
+    triggers: dict[str, int]  # how often each rule asked for verification
+    wrong: list[str]  # outputs that are not the recorded ones, and what an event log contradicts
 
 
 class Edge(NamedTuple):
@@ -77,6 +80,7 @@ class Edge(NamedTuple):
     drafter: Drafter
     tokeniser: Tokeniser
     recording: Recording
+    events: Path | None  # a folder for the event log of each run, which is then checked
 
     def run(
         self,
@@ -89,7 +93,9 @@ class Edge(NamedTuple):
     ) -> Measured:
         """Generate `tokens` behind the prompt of each record, in one session with these settings of `EdgeConfig`; no
         further generation begins when there were so many rounds."""
-        config = EdgeConfig(cloud=self.where.linked if linked else self.where.direct, **settings)
+        address = self.where.linked if linked else self.where.direct
+        log = "" if self.events is None else str(self.events / f"{sum(1 for _ in self.events.iterdir()):05}.jsonl")
+        config = EdgeConfig(cloud=address, events=log, **settings)
         each: list[dict[str, Any]] = []
         wrong = []
         with EdgeSession(config, drafter=self.drafter, tokeniser=self.tokeniser) as session:
@@ -102,10 +108,13 @@ class Edge(NamedTuple):
                 if config.strategy != "local" and session.token_ids != output[:tokens]:
                     at = common_prefix(session.token_ids, output)
                     wrong.append(f"{dict(settings)}: the ids differ from number {at} on")
+        if log:
+            wrong += [f"{dict(settings)}: {log}: {finding}" for finding in check_file(log)]
         sums = {name: sum(stats[name] for stats in each) for name in SUMMED}
+        triggers = sum((Counter(stats["triggers"]) for stats in each), Counter())
         elapsed_ms = sum((stats["tpt_ms"] or 0.0) * stats["tokens"] for stats in each)
         estimates = {name: each[-1][name] for name in ESTIMATES}
-        return Measured(elapsed_ms / max(1, sums["tokens"]), sums, estimates, wrong)
+        return Measured(elapsed_ms / max(1, sums["tokens"]), sums, estimates, dict(triggers), wrong)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -124,6 +133,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fat", action="store_true", help=f"the paper's payload: --beta-ms {PAPER_BETA_MS:g}")
     parser.add_argument("--up-mbps", type=float, default=20.0, help="Mbit/s (default 20)")
     parser.add_argument("--down-mbps", type=float, default=200.0, help="Mbit/s (default 200)")
+    parser.add_argument("--events", metavar="FOLDER", help="write the event log of each run there, and check it")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of the draft model (default 1)")
 
 
@@ -140,7 +150,10 @@ def edge_of(options: argparse.Namespace, count: int, tokens: int) -> Iterator[Ed
         make = Replay(recording, tokeniser.vocabulary, sorted(tokeniser.end_ids), pace)
         with replaying(make, link_of(options)) as where:
             paced = Paced(drafter, options.gamma_ms / 1e3) if options.gamma_ms else drafter
-            yield Edge(where, paced, tokeniser, recording)
+            events = Path(options.events) if options.events else None
+            if events is not None:
+                events.mkdir(parents=True, exist_ok=True)
+            yield Edge(where, paced, tokeniser, recording, events)
 
 
 @contextmanager

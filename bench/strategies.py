@@ -26,7 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -149,6 +149,9 @@ def report(
         "passes_per_token": sums["target_passes"] / tokens,
         "bytes_per_token": (sums["bytes_up"] + sums["bytes_down"]) / tokens,
         "acceptance_rate": sums["accepted"] / sums["verified"] if sums["verified"] else None,
+        "navs_per_token": sums["navs"] / tokens,
+        "draft_length": sums["verified"] / sums["navs"] if sums["navs"] else None,
+        "triggers": dict(sum((Counter(run.triggers) for run in runs), Counter())),
         "cloud_s_per_1000_tokens": sums["cloud_s"] / tokens * 1000,
         "energy_j": None,  # no meter
         **sums,
