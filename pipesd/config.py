@@ -75,7 +75,7 @@ class EdgeConfig:
     )
     tuning: str = option(
         "auto",
-        "file that keeps what tuning of the thresholds has learnt; auto: one in the user's cache; off: no tuning",
+        "file that keeps what tuning of the thresholds has learnt; auto: one in the user's state folder; off: no tuning",
         metavar="FILE",
     )
     draft_ahead: int = option(32, "most tokens drafted ahead of a verdict", low=LEAST_AHEAD, high=1024)
@@ -116,6 +116,17 @@ class GenerateConfig:
         """Names of the options that were set and change nothing at temperature 0."""
         defaults = {f.name: f.default for f in fields(self)}
         return [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) != defaults[name]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """How long to search for thresholds. Raises UsageError for a value out of bounds."""
+
+    samples: int = option(16, "settings to measure", low=2, high=1000)
+    tokens: int = option(60, "tokens to measure each over", low=5, high=10_000)
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)

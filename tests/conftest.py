@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,10 @@ settings.register_profile(
     derandomize=os.environ.get("CI") == "true",
 )  # fmt: skip
 settings.load_profile("pipesd")
+
+# What tuning learns in tests, of programs too, must not reach the user's own runs.
+_state = tempfile.TemporaryDirectory(prefix="pipesd-state-")
+os.environ["XDG_STATE_HOME"] = _state.name
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipesd.config import EdgeConfig, GenerateConfig, add_flags, make_config, read_tables, utf8_text
+from pipesd.config import EdgeConfig, GenerateConfig, TuneConfig, add_flags, make_config, read_tables, utf8_text
 from pipesd.edge.interrupts import Interrupts
 from pipesd.edge.link import LinkConfig, link_failed, show_link
 from pipesd.edge.plan import PlanConfig, show_plan
@@ -16,7 +16,7 @@ from pipesd.errors import UsageError
 from pipesd.program import Parser, add_common, make_parser, not_yet, run
 from pipesd.streams import show
 
-TABLES = ("edge", "generate", "link", "plan")
+TABLES = ("edge", "generate", "link", "plan", "tune")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +59,16 @@ def _parser() -> Parser:
     add_flags(plan, PlanConfig)
     add_common(plan)
     plan.set_defaults(body=_plan)
-    not_yet(commands, "tune", "tune the thresholds")
+    tune = commands.add_parser("tune", help="search for the thresholds that suit models and link")
+    tune.add_argument("--prompt", type=utf8_text, action="append", metavar="TEXT", help="a prompt to search with")
+    tune.add_argument("--file", action="append", metavar="FILE", help="a file with such a prompt")
+    tune.add_argument("--json", action="store_true", help="print one JSON object with all that was measured")
+    tune.add_argument("--save", metavar="FILE", help="write the thresholds into table [edge] of this file (TOML)")
+    tune.add_argument("--quiet", action="store_true", help="no notes and progress on stderr")
+    add_flags(tune, EdgeConfig, leave_out=("tuning",))
+    add_flags(tune, TuneConfig)
+    add_common(tune)
+    tune.set_defaults(body=_tune)
     not_yet(commands, "serve", "serve an HTTP interface on this machine")
     not_yet(commands, "doctor", "check models, cloud and link")
     return parser
@@ -104,6 +113,19 @@ def _link(args: argparse.Namespace) -> int:
         return show_link(config, as_json=args.json, quiet=args.quiet, save=args.save)
 
 
+def _tune(args: argparse.Namespace) -> int:
+    tables = read_tables(args.config, TABLES)
+    edge = make_config(EdgeConfig, tables["edge"], vars(args))
+    config = make_config(TuneConfig, tables["tune"], vars(args))
+    with Interrupts() as interrupts:
+        if args.json:
+            interrupts.last_words = lambda: show(_tune_failed(interrupted=True))
+        prompts = [*(args.prompt or ()), *(_read(name) for name in args.file or ())]
+        from pipesd.edge.tune import tune
+
+        return tune(edge, config, prompts, save=args.save, as_json=args.json, interrupts=interrupts)
+
+
 def _plan(args: argparse.Namespace) -> int:
     tables = read_tables(args.config, TABLES)
     return show_plan(make_config(PlanConfig, tables["plan"], vars(args)), as_json=args.json)
@@ -113,6 +135,8 @@ def _failed(argv: Sequence[str], interrupted: bool) -> str:
     """What stdout gets from a command that failed: with --json the object of what never began."""
     if {"link", "--json"} <= set(argv):
         return link_failed(interrupted)
+    if {"tune", "--json"} <= set(argv):
+        return _tune_failed(interrupted)
     return _nothing(interrupted) if {"generate", "--json"} <= set(argv) else ""
 
 
@@ -122,18 +146,27 @@ def _nothing(interrupted: bool) -> str:
     return result_line("cancelled" if interrupted else "error")
 
 
+def _tune_failed(interrupted: bool) -> str:
+    from pipesd.edge.result import tune_failed
+
+    return tune_failed(interrupted)
+
+
 def _prompt(args: argparse.Namespace) -> str:
     """The prompt as given, or from a file or stdin without one newline at its end."""
     if args.prompt is not None:
         return str(args.prompt)
-    name = args.file or "stdin"
+    if args.file is not None:
+        return _read(args.file)
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError("no prompt: give --prompt TEXT or --file FILE, or pipe it in")
+    return _read("stdin")
+
+
+def _read(name: str) -> str:
+    """The text of a file, or of stdin, without one newline at its end."""
     try:
-        if args.file is not None:
-            data = Path(os.path.expanduser(args.file)).read_bytes()
-        elif sys.stdin is None or sys.stdin.isatty():
-            raise UsageError("no prompt: give --prompt TEXT or --file FILE, or pipe it in")
-        else:
-            data = sys.stdin.buffer.read()
+        data = sys.stdin.buffer.read() if name == "stdin" else Path(os.path.expanduser(name)).read_bytes()
         return data.removesuffix(b"\r\n" if data.endswith(b"\r\n") else b"\n").decode()
     except OSError as error:
         raise UsageError(f"prompt file {name}: {error.strerror or error}") from error

@@ -148,13 +148,18 @@ class Connection:
             self.crossed = True
         return message
 
-    def probe(self, session: int, payload: bytes = b"") -> int:
-        """Ask whether the front, and the session's worker, live; the answer also tells the round trip. Returns the
-        question's number."""
-        token = next(self._probes)
-        self._probed_s[token] = self._clock.now()
-        self.send(Probe(session, 0, token, payload))
-        return token
+    def probe(self, session: int, tokens: int = 0) -> None:
+        """Ask whether the front, and the session's worker, live; the answer also tells the round trip of a message as
+        large as a DRAFT of so many tokens."""
+        now_s, number = self._clock.now(), self._send_probe(session, tokens)
+        if tokens and self._round_trips is not None:
+            self._round_trips.probe_sent(number, tokens, now_s)
+
+    def _send_probe(self, session: int, tokens: int) -> int:
+        number = next(self._probes)
+        self._probed_s[number] = self._clock.now()
+        self.send(Probe(session, 0, number, bytes(tokens * TOKEN_BYTES)))
+        return number
 
     def explain(self) -> str:
         """One line on why there is no answer."""
@@ -186,7 +191,7 @@ class Connection:
         """Send a train of probes, as large as token batches of 1 to 8 (PipeSD, section 4), and take their answers: one
         round trip for all. What is not answered in the time of several is left out."""
         sent_s = self._clock.now()
-        sizes = {self.probe(session, bytes(size * TOKEN_BYTES)): size for size in PROBED_SIZES}
+        sizes = {self._send_probe(session, size): size for size in PROBED_SIZES}
         replies: list[tuple[int, float]] = []
         deadline_s = sent_s + TRAIN_RTTS * self.rtt_s + HELLO_AGAIN_S
         while len(replies) < len(sizes) and (now_s := self._clock.now()) < deadline_s and not self._cancelled():

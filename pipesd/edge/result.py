@@ -30,3 +30,8 @@ def result_line(
         "stats": stats or summary(Tally(), Meter(0.0)),
     }
     return json.dumps(result, ensure_ascii=not utf8_output()) + "\n"
+
+
+def tune_failed(interrupted: bool) -> str:
+    """What stdout gets from `tune --json` that was interrupted or failed."""
+    return json.dumps({"error": "interrupted" if interrupted else "the search did not end; stderr says why"}) + "\n"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipesd.policy.monitor import Monitor
 from pipesd.policy.sending import Uplink
-from pipesd.protocol.messages import Draft, Message, Verdict
+from pipesd.protocol.messages import Draft, Message, Probed, Verdict
 
 PROBED_SIZES = tuple(range(1, 9))  # draft tokens; PipeSD's start-up sends these eight sizes
 TOKEN_BYTES = 4  # of an id in a DRAFT
@@ -26,10 +26,11 @@ class RoundTrips:
         self._tokens = self._messages = 0
         self._asked: tuple[float, int] | None = None  # when the sample began, and its tokens
         self._cloud_s = 0.0  # of this opening, as last told
+        self._probe: tuple[int, int, float] | None = None  # one that is under way: its number, tokens, time
 
     def restart(self) -> None:
         """A new opening: nothing that was asked before will be answered, and the cloud's sums begin anew."""
-        self._asked = None
+        self._asked = self._probe = None
         self._tokens = self._messages = 0
         self._cloud_s = 0.0
 
@@ -49,6 +50,10 @@ class RoundTrips:
 
     def received(self, message: Message, now_s: float, lag_s: float) -> None:
         """A message came; it may have lain unread for `lag_s`."""
+        if isinstance(message, Probed) and self._probe is not None and message.token == self._probe[0]:
+            _, tokens, sent_s = self._probe
+            self._probe = None
+            self._monitor.round_trip(tokens, now_s - sent_s, 0.0, lag_s)
         if not isinstance(message, Verdict) or message.counters is None:
             return
         cloud_s = message.counters.busy_100us / 1e4
@@ -59,6 +64,19 @@ class RoundTrips:
             if tokens:
                 self._monitor.round_trip(tokens, now_s - begun_s, spent_s, lag_s)
         self._asked = None
+
+    @property
+    def probe_due(self) -> int:
+        """How many tokens a probe should stand for that would tell more of the link; 0: none would, or one is under
+        way."""
+        if self._probe is not None:
+            return 0
+        sizes = self._monitor.needs_probes
+        return sizes[0] if sizes else 0
+
+    def probe_sent(self, number: int, tokens: int, now_s: float) -> None:
+        """A probe as large as a DRAFT of so many tokens was sent by itself."""
+        self._probe = (number, tokens, now_s)
 
     def probed(self, replies: Sequence[tuple[int, float]]) -> None:
         """The answers to a train of probes: (tokens' worth of bytes, s from its sending)."""

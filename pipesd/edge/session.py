@@ -28,6 +28,7 @@ from pipesd.metrics import EventLog, summary
 from pipesd.policy.sending import Step
 from pipesd.policy.strategy import make_strategy
 from pipesd.policy.token_batches import warmup
+from pipesd.policy.tuning import Tuning
 from pipesd.protocol import actions as act
 from pipesd.protocol.edge_machine import EdgeMachine, State
 from pipesd.protocol.messages import MAJOR, Draft, Error, Message, Opened, Probed, ProbeStatus, Verdict, Welcome
@@ -159,6 +160,11 @@ class EdgeSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def tune(self, tuning: Tuning) -> None:
+        """Search by `tuning` from the next generation on, instead of as `config` says."""
+        assert self._steering is not None, "a strategy that drafts"
+        self._steering.tune(tuning)
 
     @property
     def tokeniser(self) -> Tokeniser:
@@ -376,6 +382,8 @@ class EdgeSession:
                         self._perform(run, self._machine.cancel("stop"))
                     if self._steering is not None:
                         self._steering.committed(action, self._clock.now(), run.meter.opened_s)
+                        if self._steering.round_trips.probe_due and self._machine.running:
+                            self._line.probe(self._machine.session, self._steering.round_trips.probe_due)
                 case act.Retry(after_s, code, text):
                     self._patience.retry(self._clock.now(), after_s, refusal(code, text))
                     self._events.record("retry", code=code.name, after_s=after_s)

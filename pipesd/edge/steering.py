@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from pipesd.core import Drawn
 from pipesd.edge.round_trips import RoundTrips
 from pipesd.metrics import EventLog, Meter
+from pipesd.policy.estimate import Estimate
 from pipesd.policy.monitor import Monitor
 from pipesd.policy.sending import Sending, Step, Uplink
 from pipesd.policy.strategy import Strategy, make_trigger
@@ -33,6 +35,7 @@ class Steering:
         self._updater = Updater(strategy, link_model, self._sending)
         self._round_s: float | None = None  # when the last round ended
         self._dropped = False
+        self._known: Estimate | None = None
 
     def tune(self, tuning: Tuning) -> None:
         """Search for thresholds from now on."""
@@ -43,7 +46,7 @@ class Steering:
         self.triggers.clear()
         self._sending.reset()
         self._round_s, self._dropped = None, False
-        self._record(self._updater.begin(self.monitor.snapshot()))
+        self._record(self._updater.begin(self._estimate()))
 
     def end(self, meter: Meter) -> None:
         """The generation ended; writes to `meter` what it showed. The time until the next one counts for nothing."""
@@ -98,13 +101,21 @@ class Steering:
         self.monitor.committed(tokens, now_s)
         begun_s, self._round_s = self._round_s or opened_s, now_s
         took_s = None if begun_s is None else now_s - begun_s
-        self._record(self._updater.round_end(self.monitor.snapshot(), tokens, took_s))
+        self._record(self._updater.round_end(self._estimate(), tokens, took_s))
 
     def settled(self) -> None:
         """All that a message or a deadline brought with it is done."""
         if self._dropped:
             self._sending.reset()
             self._dropped = False
+
+    def _estimate(self) -> Estimate:
+        """What is known now; another than the last time is recorded."""
+        estimate = self.monitor.snapshot()
+        if estimate is not self._known:
+            self._known = estimate
+            self._events.record("estimate", **asdict(estimate))
+        return estimate
 
     def _triggered(self, rule: str, end: int) -> None:
         self.triggers[rule] += 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from pipesd.config import EdgeConfig, check, option
+from pipesd.config import EdgeConfig, TuneConfig
 from pipesd.edge.config_file import check_file, update_file
 from pipesd.edge.interrupts import Interrupts
 from pipesd.edge.session import EdgeSession
@@ -25,17 +25,6 @@ PROMPTS = (
     "move?\nAnswer:",
     "The history of the lighthouse begins long before the first one of stone was built. In early times",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneConfig:
-    """How long to search. Raises UsageError for a value out of bounds."""
-
-    samples: int = option(16, "settings to measure", low=2, high=1000)
-    tokens: int = option(60, "tokens to measure each over", low=5, high=10_000)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def tune(
@@ -61,8 +50,7 @@ def tune(
         _search(session, tuning, prompts or PROMPTS, interrupts)
     report = _report(session, tuning)
     if save is not None:
-        kept = {"strategy": edge.strategy, "trigger": edge.trigger or None}
-        update_file(save, "edge", {**kept, **report["best"]})
+        update_file(save, "edge", {"strategy": edge.strategy, "trigger": edge.trigger or None, **report["best"]})
         log.info("written to %s: give it as --config %s", save, save)
     show(json.dumps(report) + "\n" if as_json else _told(report))
     return 0
@@ -84,10 +72,10 @@ def _search(session: EdgeSession, tuning: Tuning, prompts: Sequence[str], interr
                     if tuning.done:
                         break
             pieces.close()
-            if session.finish_reason == "cancelled" and not tuning.done:
-                raise Cancelled("interrupted")
             if tuning.done:
                 return
+            if session.finish_reason == "cancelled":
+                raise Cancelled("interrupted")
         if (told, tuning.tokens) == before:
             raise UsageError("the target ends at once behind every prompt: give others with --prompt or --file")
 
