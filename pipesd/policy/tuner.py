@@ -1,0 +1,317 @@
+"""The autotuner: asks for settings to measure, is told what each cost, and knows the best (PipeSD, section 4.3).
+
+A Gaussian process over the box of settings, scaled to side 1, predicts the time per token; the next setting is that of
+the greatest expected improvement. What it asks is a function of its seed and of what it was told, of nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipesd.errors import UsageError
+from pipesd.policy.gp import Array, GaussianProcess, Hyperparameters, expected_improvement, fit
+from pipesd.policy.search_space import Parameter, SearchSpace, Setting
+
+SAMPLES = 16  # measurements of one search (PipeSD, section 5.1)
+PAPER_XI = 0.1  # PipeSD, section 4.3
+XI = 0.01  # the default: on standardised values the paper's costs more than it finds
+STARTS = 3  # settings spread over the box before the model is asked
+REMEMBERED = 64  # the last measurements are modelled, those before are forgotten
+STATE_VERSION = 1
+
+_SPREAD = 384  # candidates over the whole box
+_ROUNDS = (0.1, 0.03, 0.01)  # how far the candidates of each further round lie about the best of the one before
+_CLOSE = 48  # candidates of one round about one of the best
+_SHUNNED = 0.1  # how far a failed setting reaches
+_SURE = 2.0  # deviations by which a setting must be ahead of the first before it is called better
+_CLOSING = 0.25  # of the samples, the last: they may settle whether the best is better than the first
+
+
+class Trial(NamedTuple):
+    setting: Setting
+    tpt_s: float | None  # None: it failed
+
+
+class Verdict(NamedTuple):
+    """The best setting and the first, compared by the model: seconds, and the gain's own deviation."""
+
+    best: Setting
+    best_s: float
+    first_s: float
+    sureness: float  # deviations
+
+
+class Tuner:
+    """Ask for a setting, measure it, tell the time per token, as often as there are samples.
+
+    Args:
+        space: name to Parameter, or to a pair (low, high) for a real parameter.
+        seed: a whole number, or a generator that one is drawn from.
+        samples: measurements of a search. It may go on beyond them; `done` says when they are used up.
+        xi: margin, in standard deviations of what was measured, by which a setting should improve on the best to be
+            worth a measurement; 0.1 is the paper's.
+        first: the setting in force. It is measured first, is what `best` must beat, and what remains if nothing does.
+            Without it the middle of the box is.
+        least: a time below this counts as a failed measurement, as NaN, infinity and None do; -inf for objectives
+            that are no times.
+
+    Raises UsageError for bounds, settings and options that cannot be.
+    """
+
+    def __init__(
+        self,
+        space: Mapping[str, Parameter | tuple[float, float]],
+        *,
+        seed: int | np.random.Generator = 0,
+        samples: int = SAMPLES,
+        xi: float = XI,
+        first: Mapping[str, Any] | None = None,
+        least: float = 0.0,
+    ) -> None:
+        self.space = SearchSpace(space)
+        self.seed = int(seed.integers(2**32)) if isinstance(seed, np.random.Generator) else _count("seed", seed, 0)
+        self.samples = _count("samples", samples, 1)
+        self.xi = _number("xi", xi, 0.0)
+        self.first = self.space.setting([0.5] * len(self.space.names)) if first is None else self.space.checked(first)
+        self.least = _number("least", least, -math.inf)
+        self.told = 0
+        self.failed = 0
+        self._trials: deque[Trial] = deque(maxlen=REMEMBERED)
+        self._early: list[Setting] = []
+        self._hyper: Hyperparameters | None = None
+        self._asked: Setting | None = None
+        self._model: _Model | None = None
+
+    @property
+    def done(self) -> bool:
+        """All samples are used."""
+        return self.told >= self.samples
+
+    @property
+    def samples_left(self) -> int:
+        return max(self.samples - self.told, 0)
+
+    def ask(self) -> Setting:
+        """The setting to measure next. Asked again before anything was told, it is the same."""
+        if self._asked is None:
+            self._asked = self._next()
+        return dict(self._asked)
+
+    def tell(self, setting: Mapping[str, Any], tpt_s: float | None) -> None:
+        """What a setting cost, in s per token: any setting of the space, asked for or not.
+
+        None, NaN, infinity and what is below `least` say that the measurement failed. Raises UsageError for a setting
+        outside the space and for what is no number.
+        """
+        setting = self.space.checked(setting)
+        value = None
+        if tpt_s is not None:
+            value = _real("tpt_s", tpt_s)
+            if not math.isfinite(value) or value < self.least:
+                value = None
+        self._trials.append(Trial(setting, value))
+        self.told += 1
+        self.failed += value is None
+        self._asked = self._model = None
+
+    @property
+    def best(self) -> tuple[Setting, float]:
+        """The best setting measured and its expected time in s per token, by the model: not the luckiest sample.
+
+        It is the first one unless another is better beyond noise; before any measurement succeeded its time is NaN.
+        """
+        verdict = self._verdict()
+        if verdict is None:
+            return dict(self.first), math.nan
+        if verdict.sureness < _SURE:
+            return dict(self.first), verdict.first_s
+        return dict(verdict.best), verdict.best_s
+
+    @property
+    def worthwhile(self) -> bool:
+        """Some setting is better than the first, beyond noise."""
+        verdict = self._verdict()
+        return verdict is not None and verdict.sureness >= _SURE
+
+    @property
+    def gain(self) -> float:
+        """The share of the first setting's time that the best saves; 0 where none is better beyond noise."""
+        verdict = self._verdict()
+        if verdict is None or verdict.sureness < _SURE or verdict.first_s <= 0.0:
+            return 0.0
+        return 1.0 - verdict.best_s / verdict.first_s
+
+    def state(self) -> dict[str, Any]:
+        """All that it knows, ready for JSON: `restore` makes a tuner of it that goes on as this one would."""
+        return {
+            "version": STATE_VERSION,
+            "space": {name: asdict(parameter) for name, parameter in self.space.parameters.items()},
+            "seed": self.seed,
+            "samples": self.samples,
+            "xi": self.xi,
+            "first": dict(self.first),
+            "least": None if self.least == -math.inf else self.least,
+            "told": self.told,
+            "failed": self.failed,
+            "trials": [[dict(trial.setting), trial.tpt_s] for trial in self._trials],
+            "fitted": None if self._hyper is None else self._hyper.logs().tolist(),
+        }
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Any]) -> Tuner:
+        """The tuner whose state this is. Raises UsageError for what is none, or of a version that is not known."""
+        if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
+            version = state.get("version") if isinstance(state, Mapping) else state
+            raise UsageError(f"tuner state: got version {version!r}, wanted {STATE_VERSION}; search again")
+        try:
+            space = {name: Parameter(**bounds) for name, bounds in state["space"].items()}
+            least = -math.inf if state["least"] is None else state["least"]
+            options = {name: state[name] for name in ("seed", "samples", "xi", "first")}
+            tuner = cls(space, least=least, **options)
+            for setting, tpt_s in state["trials"]:
+                tuner.tell(setting, tpt_s)
+            tuner.told, tuner.failed = _count("told", state["told"], tuner.told), _count("failed", state["failed"], 0)
+            tuner._hyper = None if state["fitted"] is None else _hyperparameters(state["fitted"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"tuner state: got one that is damaged ({error!r}); search again") from None
+        return tuner
+
+    def _verdict(self) -> Verdict | None:
+        model = self._fitted()
+        return None if model is None else model.verdict(self.space.unit(self.first))
+
+    def _fitted(self) -> _Model | None:
+        if self._model is None:
+            done = [(self.space.unit(trial.setting), trial.tpt_s) for trial in self._trials if trial.tpt_s is not None]
+            if not done:
+                return None
+            self._model = _Model(self.space, done, self._hyper)
+            self._hyper = self._model.gp.hyper
+        return self._model
+
+    def _next(self) -> Setting:
+        if not any(trial.setting == self.first for trial in self._trials):
+            return self.first
+        for setting in self._early:
+            if all(trial.setting != setting for trial in self._trials):
+                return setting
+        model = self._fitted()
+        if model is None or self.told < STARTS + len(self._early):
+            start = np.random.default_rng(self.seed).random(self.space.free)
+            return self.space.of_free(self.space.spread(1, start, self.told)[0])
+        first = self.space.unit(self.first)
+        if self.samples - max(1, round(_CLOSING * self.samples)) <= self.told < self.samples:
+            verdict = model.verdict(first)
+            if 0.0 < verdict.sureness < _SURE:
+                return self.first if self.told % 2 else verdict.best
+        failures = [self.space.unit(trial.setting) for trial in self._trials if trial.tpt_s is None]
+        return self.space.of_free(
+            model.most_promising(self.xi, failures, np.random.default_rng([self.seed, self.told]))
+        )
+
+
+class _Model:
+    """The process fitted to what was measured, in the coordinates of the free parameters."""
+
+    def __init__(self, space: SearchSpace, done: list[tuple[Array, float]], warm: Hyperparameters | None) -> None:
+        self.space = space
+        self.points = np.array([point for point, _ in done])
+        tpt_s = np.array([value for _, value in done])
+        self.scale = Scale(tpt_s)
+        values = self.scale.standard(tpt_s)
+        starts = [Hyperparameters()] if warm is None else [warm, Hyperparameters()]
+        self.gp = GaussianProcess(self.points, values, fit(self.points, values, starts))
+
+    def verdict(self, first: Array) -> Verdict:
+        mean, _ = self.gp.predict(self.points)
+        best = int(np.argmin(mean))
+        both = np.array([first, self.points[best]])
+        means, _ = self.gp.predict(both)
+        covariance = self.gp.covariance(both)
+        deviation = math.sqrt(max(covariance[0, 0] + covariance[1, 1] - 2.0 * covariance[0, 1], 1e-12))
+        seconds = self.scale.seconds(means)
+        return Verdict(self.space.of_free(both[1]), seconds[1], seconds[0], float(means[0] - means[1]) / deviation)
+
+    def most_promising(self, xi: float, failures: list[Array], chance: np.random.Generator) -> Array:
+        best = float(self.gp.predict(self.points)[0].min())
+        shunned = np.array(failures).reshape(len(failures), self.space.free)
+
+        def worth(points: Array) -> Array:
+            mean, std = self.gp.predict(points)
+            value = expected_improvement(mean, std, best, xi) + 1e-12 * std
+            if len(shunned):
+                squares = ((points[:, None, :] - shunned[None, :, :]) ** 2).sum(2)
+                value *= -np.expm1(-0.5 * squares.min(1) / _SHUNNED**2)
+            return value
+
+        points = self.space.snap(self.space.spread(_SPREAD, chance.random(self.space.free), 0))
+        values = worth(points)
+        top = np.argsort(-values, kind="stable")[:4]
+        points, values = points[top], values[top]
+        points = np.concatenate([points, self.points[np.argsort(self.gp.predict(self.points)[0], kind="stable")[:2]]])
+        values = np.concatenate([values, worth(points[len(values) :])])
+        for reach in _ROUNDS:
+            near = points[:, None, :] + reach * chance.standard_normal((len(points), _CLOSE, self.space.free))
+            more = self.space.snap(np.clip(near.reshape(-1, self.space.free), 0.0, 1.0))
+            points, values = np.concatenate([points, more]), np.concatenate([values, worth(more)])
+            top = np.argsort(-values, kind="stable")[:3]
+            points, values = points[top], values[top]
+        found: Array = points[0]
+        return found
+
+
+def _hyperparameters(logs: Any) -> Hyperparameters:
+    values = [_real("fitted", value) for value in logs]
+    if len(values) != 3 or not all(abs(value) < 100.0 for value in values):
+        raise ValueError(f"hyperparameters {logs!r}")
+    return Hyperparameters.of_logs(np.array(values))
+
+
+class Scale:
+    """Times to values of mean 0 and deviation 1, and back: by their logarithms, since noise on times is a share of them
+    and a few long ones should not drown the rest; where some are not above 0, as they are."""
+
+    def __init__(self, tpt_s: Array) -> None:
+        self._ratios = bool(tpt_s.min() > 0.0)
+        values = np.log(tpt_s) if self._ratios else tpt_s
+        # Values are halved before they are added up: the largest floats have no sum.
+        self._mean = float((values / 2.0).mean() * 2.0)
+        deviation = float((values / 2.0 - self._mean / 2.0).std() * 2.0)
+        self._deviation = deviation if deviation > 1e-9 * max(1.0, abs(self._mean)) else 1.0
+
+    def standard(self, tpt_s: Array) -> Array:
+        values: Array = np.log(tpt_s) if self._ratios else tpt_s
+        return (values - self._mean) / self._deviation
+
+    def seconds(self, standard: Array) -> list[float]:
+        values = standard * self._deviation + self._mean
+        seconds: list[float] = (np.exp(values) if self._ratios else values).tolist()
+        return seconds
+
+
+def _real(name: str, value: Any) -> float:
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if not real:
+        raise UsageError(f"{name}: got {value!r}, wanted a number")
+    return float(value)
+
+
+def _number(name: str, value: Any, low: float) -> float:
+    number = _real(name, value)
+    if not low <= number < math.inf:
+        raise UsageError(f"{name}: got {value!r}, wanted a number, at least {low:g}")
+    return number
+
+
+def _count(name: str, value: Any, low: int) -> int:
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or value < low:
+        raise UsageError(f"{name}: got {value!r}, wanted a whole number, at least {low}")
+    return int(value)
