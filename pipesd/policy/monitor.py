@@ -21,11 +21,14 @@ REMEMBERED_ROUNDS = 32  # for the time per output token
 REMEMBERED_TRAINS = 4
 LONGEST_S = 60.0  # what took longer was a clock that stepped, a machine that slept, or an outage
 WARM_UP = 3  # round trips: the first ones on a connection can be 50 times as long
-RUN = 5  # samples in a row off the band, to one side, are a change
+RUN = 5  # samples off the band, to one side, are a change
+RUN_AMONG_OUTLIERS = 7
+OUTLIERS = 0.05  # share of samples
 LONGEST_RUN = 40
 BAND = 0.15  # share of the level; the band is at least so wide, to either side
 DEVIATIONS = 4.0  # of the samples, likewise
 PROBED_SIZES = 8  # distinct sizes that a line should go through (PipeSD, appendix D)
+SURE = 1.5  # times the half-width of its interval: what β must be to count as above 0, 3 standard deviations
 REFIT = 16  # round trips between two fits of the line
 FRESH_TOKENS = 2000  # drafted without a round trip, after which what is known of the link is old
 DELAY = 5.0  # times the mean of the other steps of a train: no step but a delay
@@ -35,19 +38,35 @@ class Level:
     """A figure that stays as it is, under noise, until it changes: the mean of the samples in a band about the median.
 
     The band is the larger of 15 % of the median, 4 standard deviations (by the median absolute deviation) and a floor.
-    So the outliers and the slow first tokens of a draft do not count. When the last RUN samples all lie above the band,
-    or all below, the older ones are forgotten. A change that is taken back within 50 samples doubles the run that the
-    next one needs, up to LONGEST_RUN, so that what goes to and fro is noise in the end.
+    So outliers and the slow first tokens of a draft do not count. When 5 samples lie above the band, or below, with at
+    most one other among them, those older are forgotten; where more than 5 % lie off the band anyway, 7 samples with at
+    most two others. A change that is taken back within the 100 samples doubles the run that the next one needs, up to
+    40, so that what goes to and fro is noise in the end.
     """
 
-    __slots__ = ("_floor_s", "_high", "_last", "_low", "_need", "_new", "_run", "_samples", "_value")
+    __slots__ = (
+        "_floor_s",
+        "_high",
+        "_hits",
+        "_last",
+        "_least",
+        "_low",
+        "_misses",
+        "_need",
+        "_new",
+        "_samples",
+        "_value",
+    )
 
     def __init__(self, floor_s: float) -> None:
         self._floor_s = floor_s
         self._samples: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)  # value, by how much it may be off
         self._low, self._high = -math.inf, math.inf
-        self._run = 0  # samples in a row above the band, or below as a negative number
-        self._need = RUN
+        self._hits = 0  # of the run, the last samples: those above the band, or below it as a negative number
+        self._misses = 0  # the others of the run
+        self._least = self._need = (
+            RUN  # hits to be a change: for the outliers there are, and for the changes taken back
+        )
         self._last = 0  # the direction of the last change
         self._value: float | None = None  # None: to be computed
         self._new = 0  # samples since it was
@@ -60,45 +79,62 @@ class Level:
         self._samples.append((value, half))
         self._new += 1
         if value - half > self._high:
-            self._run = self._run + 1 if self._run > 0 else 1
+            side = 1
         elif value + half < self._low:
-            self._run = self._run - 1 if self._run < 0 else -1
-        else:
-            self._run = 0
+            side = -1
+        elif self._hits == 0:
             return False
-        return abs(self._run) >= self._need and self._changed()
+        else:
+            side = 0
+        if side * self._hits > 0:
+            self._hits += side
+            return abs(self._hits) >= max(self._least, self._need) and self._changed()
+        if self._hits and self._misses < max(self._least, self._need) // 3:
+            self._misses += 1
+        else:
+            self._hits, self._misses = side, 0
+        return False
 
     def replace(self, samples: Iterable[tuple[float, float]]) -> None:
         """The same samples, seen in another way."""
         self._samples = deque(samples, maxlen=REMEMBERED)
         self._value = None
-        self._run = 0
 
     @property
     def value(self) -> float | None:
-        """The level (s), None without samples. It is computed anew where an eighth of the samples is."""
+        """The level (s), None without samples. It is computed anew where an eighth of the samples is, and does not
+        follow a run before that is a change."""
         if self._samples and (self._value is None or 8 * self._new >= len(self._samples)):
-            self._value, self._new = self._settle(self._samples), 0
+            before, run = self._parts()
+            self._value, self._new = self._settle(before if len(before) >= RUN else before + run), 0
         return self._value
 
+    def _parts(self) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+        """The samples before the run, and the run."""
+        samples = list(self._samples)
+        cut = max(len(samples) - abs(self._hits) - self._misses, 0)
+        return samples[:cut], samples[cut:]
+
     def _changed(self) -> bool:
-        """Whether the run is off the band of what came before it; if so, only the run is kept."""
-        length, count = abs(self._run), len(self._samples)
-        if length < count:
-            self._settle(list(islice(self._samples, count - length)))
-        run = list(islice(self._samples, count - length, count))
-        above = sum(value - half > self._high for value, half in run)
-        below = sum(value + half < self._low for value, half in run)
-        if length not in (above, below):
-            self._run = 0
+        """Whether the run is off the band of what came before it, if that was enough for one; if so, only the run is
+        kept."""
+        before, run = self._parts()
+        direction = 1 if self._hits > 0 else -1
+        self._hits = self._misses = 0
+        if len(before) < RUN:
+            self._value = None
             return False
-        direction = 1 if above else -1
-        back = direction == -self._last and count - length < REMEMBERED // 2
-        self._need = min(2 * self._need, LONGEST_RUN) if back else RUN
+        self._settle(before)
+        edge = self._high if direction > 0 else -self._low
+        if sum(direction * value - half > edge for value, half in run) < max(self._least, self._need):
+            return False
+        if direction == -self._last and len(before) + len(run) < REMEMBERED:
+            self._need = min(2 * self._need, LONGEST_RUN)
+        else:
+            self._need = max(self._need // 2, RUN)
         self._last = direction
         self._samples = deque(run, maxlen=REMEMBERED)
         self._value, self._new = self._settle(run), 0
-        self._run = 0
         return True
 
     def _settle(self, samples: Sequence[tuple[float, float]]) -> float:
@@ -111,17 +147,20 @@ class Level:
             precise = 2 * halves[count // 4] + self._floor_s
             centre = _middle(sorted([value for value, half in samples if half <= precise]))
         deviation = MADN * _middle(sorted([abs(value - centre) for value in values])) * (1 + 5 / count)
+        if halves[-1] > 0.0:  # without what comes of being anywhere within `half`
+            deviation = math.sqrt(max(deviation**2 - halves[count // 2] ** 2 / 3, deviation**2 / 100))
         width = max(BAND * centre, DEVIATIONS * deviation, self._floor_s)
         self._low, self._high = low, high = centre - width, centre + width
+        inside = [sample for sample in samples if low - sample[1] <= sample[0] <= high + sample[1]]
+        self._least = RUN if len(inside) >= (1 - OUTLIERS) * count else RUN_AMONG_OUTLIERS
         if halves[-1] == 0.0:
-            return fmean([value for value in values if low <= value <= high])
-        least = max(deviation**2 - halves[count // 2] ** 2 / 3, deviation**2 / 100, self._floor_s**2)
+            return fmean([value for value, _ in inside])
+        least = max(deviation, self._floor_s) ** 2
         total = weights = 0.0
-        for value, half in samples:
-            if low - half <= value <= high + half:
-                weight = 1 / (least + half * half / 3)
-                total += weight * value
-                weights += weight
+        for value, half in inside:
+            weight = 1 / (least + half * half / 3)
+            total += weight * value
+            weights += weight
         return total / weights
 
 
@@ -146,6 +185,7 @@ class Monitor:
         self._steps_fit: LineFit | None = None
         self._sizes: set[int] = set()  # of trips and trains since conditions changed
         self._beta_s: float | None = None
+        self._beta_uncertainty_s = math.inf
         self._gap_s: float | None = None
         self._unfitted = 0  # round trips since the last fit; REFIT: a fit is due
         self._since_trip = 0  # tokens drafted
@@ -288,19 +328,21 @@ class Monitor:
     def _fit(self) -> None:
         """β from the round trips or from the steps of trains, whichever tell more, and with it the gap and the level.
 
-        Where neither has enough spread, or where they say neither that β is above 0 nor that it is not what it was, it
-        stays what it was, as far as messages take that long at all; before the first that tells, it is 0."""
+        Where neither has enough spread, or where they tell less than what β was taken from and do not speak against it,
+        it stays what it was, as far as messages take that long at all."""
         self._unfitted = 0
         if self._steps_fit is None and self._trains:
             self._steps_fit = fit_line(*zip(*(step for train in self._trains for step in train), strict=True))
         trips_fit = fit_line(*zip(*self._trips, strict=True)) if self._link else None
         fits = [fit for fit in (self._steps_fit, trips_fit) if fit is not None and fit.spread_enough]
         if fits:
-            fit = min(fits, key=lambda fit: fit.slope_high_s - fit.slope_low_s)
-            if fit.slope_known:
-                self._beta_s = fit.slope_s
-            elif self._beta_s is None or self._beta_s > fit.slope_high_s:
-                self._beta_s = 0.0
+            fit = min(fits, key=_uncertainty_s)
+            agrees = self._beta_s is not None and fit.slope_low_s <= self._beta_s <= fit.slope_high_s
+            if not (agrees and self._beta_s and _uncertainty_s(fit) > self._beta_uncertainty_s):
+                # It is looked for again and again, so more is asked than that the interval is above 0.
+                sure = fit.slope_known and fit.slope_s > SURE * (fit.slope_high_s - fit.slope_s)
+                self._beta_s = fit.slope_s if sure else 0.0
+                self._beta_uncertainty_s = _uncertainty_s(fit)
         elif self._beta_s is not None and trips_fit is not None:
             self._beta_s = min(self._beta_s, trips_fit.slope_high_s)
         beta_s = self._beta_s or 0.0
@@ -317,6 +359,10 @@ class Monitor:
         self._steps_fit = None
         self._sizes = {tokens for tokens, _, _ in self._trips}
         self._unfitted = REFIT
+
+
+def _uncertainty_s(fit: LineFit) -> float:
+    return fit.slope_high_s - fit.slope_low_s
 
 
 def _gap(steps_s: list[float]) -> float:
