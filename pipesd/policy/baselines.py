@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipesd.policy.trigger import Costs, checked_threshold, confidence
 
-LEAST_THRESHOLD = 1e-12  # what R1 may sink to; one verdict on a draft that was wrong from its start brings it back to 1
+LEAST_THRESHOLD = 1e-12  # what R1 may sink to; one of its drafts that is wrong from the start brings it back to 1
 
 
 @dataclass

@@ -27,7 +27,8 @@ LONGEST_DRAFT = 32  # tokens without asking
 FIRST_COSTS = Costs(gamma_s=0.3, round_s=1.0, token_s=1.0)  # until any are known; only their ratios matter
 
 EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999)  # finer where most probabilities lie
-PRIOR_TOKENS = 4.0  # how many verdicts the draft model's own probability weighs
+PRIOR_TOKENS = 4.0  # how many verdicts the draft model's own probability weighs in each bin at first,
+PRIOR_MEMORY = 20.0  # and half as many when there were so many verdicts in all
 MEMORY_TOKENS = 100.0  # of each bin: what is older fades
 SEEN_TOKENS = 256  # memory of how the probabilities are spread
 
@@ -35,8 +36,9 @@ SEEN_TOKENS = 256  # memory of how the probabilities are spread
 class Calibration:
     """How often a token of some probability is accepted if all before it are: a table over bins of the probability.
 
-    Each bin holds its middle, as much as PRIOR_TOKENS verdicts, and the verdicts seen; the last MEMORY_TOKENS count
-    most. Bins whose rates fall with the probability are pooled. A probability that is none counts as 0.
+    Each bin holds its middle, as if that came from some verdicts, and those seen, of which the last MEMORY_TOKENS
+    count most. Bins whose rates fall as the probability rises are pooled, so that one without verdicts takes over from
+    the others what contradicts it. A probability that is none counts as 0.
     """
 
     def __init__(self) -> None:
@@ -66,9 +68,10 @@ class Calibration:
 
     def fit(self) -> None:
         """Make use of what was seen since the last time."""
-        weights = [PRIOR_TOKENS + tokens for tokens in self._tokens]
+        believed = PRIOR_TOKENS * PRIOR_MEMORY / (PRIOR_MEMORY + sum(self._tokens))
+        weights = [believed + tokens for tokens in self._tokens]
         rates = [
-            (PRIOR_TOKENS * prior + accepted) / weight
+            (believed * prior + accepted) / weight
             for prior, accepted, weight in zip(self._prior, self._accepted, weights, strict=True)
         ]
         self._chances = rising(rates, weights)
