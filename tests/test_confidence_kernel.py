@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 from pipesd import _kernels
 from pipesd._kernels import Kernel
+from pipesd._kernels import confidence as kernel
 from pipesd._kernels.confidence import OBSERVE, SEQUENCE, TOKEN
+from pipesd.policy.trigger import DualThreshold
 
 pytest.importorskip("numba")
 
+SIGNATURE = "Tuple((float64, int64))(float64, float64, float64, float64)"
 shares = st.one_of(st.floats(0.0, 1.0), st.sampled_from([0.0, 5e-324, 1e-308, 0.1, 0.5, 1.0]))
 
 
@@ -46,7 +49,7 @@ def test_ten_thousand_tokens_in_a_row_give_the_same_bits() -> None:
 
 
 def test_what_is_at_hand_is_the_compiled_form_once_it_was_loaded() -> None:
-    fresh = Kernel(OBSERVE.plain, "Tuple((float64, int64))(float64, float64, float64, float64)")
+    fresh = Kernel(OBSERVE.plain, SIGNATURE)
     assert fresh.at_hand() is OBSERVE.plain
     assert fresh.compiled() is not None
     assert fresh.at_hand() is fresh.compiled()
@@ -55,3 +58,13 @@ def test_what_is_at_hand_is_the_compiled_form_once_it_was_loaded() -> None:
 def test_the_warm_up_loads_it() -> None:
     assert _kernels.warmup()
     assert OBSERVE.at_hand() is OBSERVE.compiled() is not None
+
+
+def test_a_trigger_takes_up_the_compiled_form_when_it_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = Kernel(OBSERVE.plain, SIGNATURE)
+    monkeypatch.setattr(kernel, "OBSERVE", fresh)
+    trigger = DualThreshold(0.5, 0.5)
+    assert trigger._observe is fresh.plain
+    compiled = fresh.compiled()
+    trigger.reset()
+    assert trigger._observe is compiled

@@ -8,6 +8,7 @@ probability (NaN, below 0, above 1) counts as 0: a guess that nothing is known o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, NamedTuple, Protocol
 
@@ -78,7 +79,8 @@ class DualThreshold(_Unlearning):
     def __init__(self, sequence_threshold: float, token_threshold: float) -> None:
         self._sequence_threshold = checked_threshold("sequence_threshold", sequence_threshold)
         self._token_threshold = checked_threshold("token_threshold", token_threshold)
-        self.reset()
+        self._confidence: float = 1.0
+        self._observe: Callable[[float, float, float, float], tuple[float, int]] = kernel.OBSERVE.at_hand()
 
     @property
     def sequence_threshold(self) -> float:
