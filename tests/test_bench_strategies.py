@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipesd.errors import UsageError
+from pipesd.sim.tokeniser import ByteTokeniser, byte_vocabulary
+
 ROOT = Path(__file__).parents[1]
 FAST = ["--scripted", "--quick", "--pass-ms", "1", "--token-ms", "0", "--rtt-ms", "2", "--gamma-ms", "0.5"]
 
 sys.path.append(str(ROOT / "bench"))
+from overhead import Stopwatch  # noqa: E402
 from paired import paired_ratio  # noqa: E402
+from replay import Recording, checked, prompts_of, scripted_recording  # noqa: E402
 
 
 def bench(name: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -33,7 +40,7 @@ def last_object(done: subprocess.CompletedProcess[str], code: int = 0) -> dict[s
     return found
 
 
-@pytest.mark.parametrize("name", ["strategies.py"])
+@pytest.mark.parametrize("name", ["strategies.py", "overhead.py"])
 def test_help(name: str) -> None:
     done = bench(name, "--help")
     assert done.returncode == 0 and "--quick" in done.stdout
@@ -47,6 +54,16 @@ def test_strategies_of_scripted_parts() -> None:
         assert len(row["each_ms_per_token"]) == 2 and row["ms_per_token"] > 0
         assert row["passes_per_token"] == {"cloud": 1.0, "local": 0.0}.get(name, row["passes_per_token"])
     assert 0.1 < said["rows"]["vanilla"]["passes_per_token"] < 0.6
+
+
+@pytest.mark.slow
+def test_overhead_of_scripted_parts() -> None:
+    said = last_object(bench("overhead.py", *FAST[1:]))
+    assert said["rounds"] >= 100 and said["wrong_outputs"] == 0 and said["kind"] == "scripted"
+    assert set(said["percent"]) == {"tuner", "planner", "measuring", "rest"}
+    assert all(said["calls"][group] > 0 and said["percent"][group] > 0 for group in ("planner", "measuring", "rest"))
+    together = sum(said["percent"][group] for group in ("tuner", "planner", "measuring"))
+    assert said["together_percent"] == pytest.approx(together, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -72,3 +89,47 @@ def test_a_paired_ratio_is_of_each_repetition() -> None:
     assert mixed.low < 1.0 < mixed.high and mixed.verdict == "no difference"
     assert mixed.mean == pytest.approx(math.prod((1.3, 0.8, 1.1, 0.9)) ** 0.2)
     assert math.isnan(paired_ratio([2.0], [1.0]).low)
+
+
+def test_prompts_come_from_the_files_in_turn(tmp_path: Path) -> None:
+    code = tmp_path / "code.jsonl.gz"
+    code.write_bytes(gzip.compress(b'{"prompt": "a", "test": "x"}\n{"prompt": "b"}\n{"prompt": "c"}\n'))
+    maths, own = tmp_path / "maths.jsonl", tmp_path / "own.json"
+    maths.write_text('{"question": "d", "answer": "4"}\n')
+    own.write_text('[{"name": "n", "text": "e"},\n{"text": "f"}]')
+    assert prompts_of([str(code), str(maths), str(own)]) == ["a", "d", "e", "b", "f", "c"]
+
+
+def test_a_recording_is_kept_and_refused_where_it_does_not_fit(tmp_path: Path) -> None:
+    recording = scripted_recording(ByteTokeniser(), 3, 20)
+    assert [len(record.output) for record in recording.records] == [20] * 3
+    recording.save(tmp_path / "kept.json")
+    assert Recording.load(tmp_path / "kept.json") == recording
+    assert checked(recording, ByteTokeniser(), 3, 20) is recording
+    for tokeniser, count, tokens, why in (
+        (ByteTokeniser(), 4, 20, "3 outputs of 20 ids, wanted 4"),
+        (ByteTokeniser(), 3, 21, "0 outputs of 21 ids, wanted 3"),
+        (ByteTokeniser(byte_vocabulary(300)), 3, 20, "whose vocabulary is not the draft model's"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            checked(recording, tokeniser, count, tokens)
+
+
+def test_a_stopwatch_gives_each_group_its_own_time_alone() -> None:
+    class Clock:
+        def outer(self) -> str:
+            time.sleep(0.01)
+            return self.inner
+
+        @property
+        def inner(self) -> str:
+            time.sleep(0.03)
+            return "said"
+
+    stopwatch = Stopwatch()
+    stopwatch.watch_method("outer", Clock, "outer")
+    stopwatch.watch_method("inner", Clock, "inner")
+    assert Clock().outer() == "said"
+    assert stopwatch.calls == {"outer": 1, "inner": 1}
+    assert stopwatch.spent_s["outer"] >= 0.01 and stopwatch.spent_s["inner"] >= 0.03
+    assert stopwatch.spent_s["outer"] + stopwatch.spent_s["inner"] == pytest.approx(sum(stopwatch.longest_s.values()))
