@@ -209,8 +209,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="very little of everything: only to see that it works")
     for name, default, text in (
         ("samples", 16, "tries of each row's parameters; 0: its defaults"), ("tune-prompts", 3, "prompts of a try"),
-        ("tune-tokens", 32, "tokens behind each"), ("repetitions", 6, "interleaved repetitions"),
-        ("prompts-each", 3, "prompts of each"), ("tokens", 64, "tokens behind each"),
+        ("tune-tokens", 32, "tokens behind each"), ("repetitions", 9, "interleaved repetitions"),
+        ("prompts-each", 2, "prompts of each"), ("tokens", 64, "tokens behind each"),
         ("seed", 0, "of the tuners and of the order"),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default {default})")

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipesd.errors import UsageError
@@ -133,3 +134,12 @@ def test_a_stopwatch_gives_each_group_its_own_time_alone() -> None:
     assert stopwatch.calls == {"outer": 1, "inner": 1}
     assert stopwatch.spent_s["outer"] >= 0.01 and stopwatch.spent_s["inner"] >= 0.03
     assert stopwatch.spent_s["outer"] + stopwatch.spent_s["inner"] == pytest.approx(sum(stopwatch.longest_s.values()))
+
+
+def test_an_interval_of_few_repetitions_holds_the_true_ratio() -> None:
+    random = np.random.default_rng(5)
+    held = 0
+    for _ in range(300):
+        found = paired_ratio(np.exp(random.normal(0.1, 0.05, 6)), np.ones(6))
+        held += found.low <= math.exp(0.1) <= found.high
+    assert 0.92 <= held / 300 <= 0.98
