@@ -32,7 +32,7 @@ class LinkConfig:
     cloud: str = option(DEFAULT_ADDRESS, "address of the cloud", metavar="ADDRESS")
     repeats: int = option(20, "probes of each size, if the time allows them", low=3, high=10_000)
     token_bytes: int = option(0, "bytes of a draft token beyond its id, as other payloads have", low=0, high=1 << 16)
-    seconds: float = option(8.0, "measure for about so long at most (s)", low=1, high=3600)
+    seconds: float = option(10.0, "measure for about so long at most (s)", low=1, high=3600)
     gamma_ms: float = option(10.0, "time that drafting a token takes, for what planning would do", low=0, high=1e7)
     seed: int = option(0, "of the order in which sizes are probed", low=0, high=(1 << 64) - 1)
     connect_s: float = option(5.0, "give up if the cloud has not answered by then (s)", low=0.1, high=3600)

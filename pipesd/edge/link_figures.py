@@ -22,8 +22,10 @@ class Rate:
     interval: Interval
 
     @classmethod
-    def of(cls, line: LineFit) -> Rate:
-        """From times over bytes; the slope must be above 0."""
+    def of(cls, line: LineFit) -> Rate | None:
+        """From the line of times over bytes; None if its slope cannot be told from 0."""
+        if not line.slope_known:
+            return None
         return cls(8 / line.slope_s, (8 / line.slope_high_s, 8 / line.slope_low_s if line.slope_low_s else math.inf))
 
 

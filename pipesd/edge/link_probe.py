@@ -3,13 +3,14 @@
 A PROBE is answered by the cloud's front at once, without a model. In turn:
 
 1. *Warm-up.* The first round trips pay for the connection and for sleeping machines; they are thrown away until
-   several in a row are alike. Then growing payloads open TCP's window and say roughly how fast the link is, so that
-   what follows is cut to the time there is.
-2. *Single probes* on an idle link, the sizes in random order, so that a link that drifts does not look like one on
+   several in a row are alike.
+2. *Up*. Long probes, as many under way as the link takes, open TCP's window and say roughly how fast the link is.
+   Then transfers of several lengths, with empty answers: the slope of time over bytes is the bandwidth, whatever the
+   round trip. What follows is cut to the time that there is.
+3. *Single probes* on an idle link, the sizes in random order, so that a link that drifts does not look like one on
    which size matters. A line through round trip over size gives start-up and time per token.
-3. *Trains* of empty frames, one behind the other: the distance of their answers is what a message occupies.
-4. *Bulk* up with empty answers, then down with empty questions: the slope of time over bytes is the bandwidth,
-   whatever the round trip.
+4. *Trains* of empty frames, one behind the other: the distance of their answers is what a message occupies.
+5. *Down*: as up, with empty questions and long answers.
 
 Only differences of one clock are used. Encoding comes before a probe's time begins and decoding after it ends. A probe
 without an answer in time is counted as lost and gives no time.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -32,24 +34,32 @@ from pipesd.protocol.messages import MAX_PROBE_BYTES, Draft, Error, Message, Pro
 from pipesd.protocol.wire import decode, encode
 
 ID_BYTES = 4  # of a draft token on the wire
-SIZES = (1, 2, 4, 8, 16, 32)  # draft tokens of a probe's frame
+SIZES = (0, 1, 2, 4, 8, 16, 32)  # draft tokens of a probe's frame; without one it only asks for verification
 REPLY_BYTES = 1 << 16  # the most that a cloud answers to a short probe
 TRAIN = 16  # frames
 TRAINS = 15
-MOST_BULK = 6  # transfers of each size
-LEAST_LINES = 3  # sizes, and times of each, below which a line says nothing
+LEAST_ROUNDS = 3  # of all sizes, and trains, however long they take
+LEAST_SIZES = 3  # for a line
 _ALIKE = 1.25, 0.5e-3  # round trips up to so many times the shortest and so many s are alike
 _ALIKE_RUN, _MOST_WARM_UPS = 4, 40
-_BULK_MESSAGES = 32  # probes of one transfer; the edge's queue takes 64
-_FIRST_BULK_BYTES = 2048
-_BULK_ROUND_TRIPS, _BULK_S = 3.0, 0.1  # a transfer that takes so much longer than a probe tells the bandwidth
-_TRANSFERS_TO_COME = 10  # about as many of the longest kind are to follow
-_NO_FASTER = 0.9  # share of the time before, from which on the same transfer counts as no faster
-_UNKNOWN_BYTE_S = 1e-3  # 8 kbit/s, while nothing is known
 _LEAST_DEADLINE_S, _DEADLINE_ROUND_TRIPS = 1.0, 10  # TCP may need five round trips to replace what was lost
-_LOST_FOR_GOOD = 3  # probes in a row
+_UNKNOWN_BYTE_S = 1e-3  # 8 kbit/s, while nothing is known
+_LOST_FOR_GOOD = 3  # times in a row
 _SEND_AGAIN_S = 0.005
-_PHASES = {"warm-up": 0.15, "probes": 0.45, "trains": 0.55, "up": 0.78, "down": 1.0}  # over by this share of the time
+# Bulk: least and most bytes of a probe or its answer, probes under way (the edge's queue takes 64).
+_BULK_BYTES = {"up": (1024, MAX_PROBE_BYTES), "down": (1024, REPLY_BYTES)}
+_MOST_UNDER_WAY, _FIRST_WINDOW_BYTES = 48, 1 << 14
+_MESSAGE_S, _WAITING_S = (
+    4e-3,
+    0.02,
+)  # what a probe is to take of the link, and all that wait beside a round trip's worth
+_PACE_S = 0.05  # over so long, or a round trip, the pace is judged
+_OPENING_S, _OPENING_ROUND_TRIPS = 0.4, 12
+_TRANSFER_S = 0.1  # the longest beyond its round trip, or a round trip
+_PARTS = 3  # the longest, a half, a third
+_MOST_TRANSFERS = 6 * _PARTS
+_OPENS = 0.85  # share of the time a byte took before, below which the window is still opening
+_PHASES = {"warm-up": 0.1, "up": 0.35, "probes": 0.65, "trains": 0.75, "down": 1.0}  # over by this share of the time
 
 Tell = Callable[[str, float], None]  # which phase runs, and which share of the time is over
 
@@ -75,7 +85,7 @@ class Prober:
         self._lost_in_a_row = 0
         self.sent = self.lost = 0
         self.rtt_s = 0.0  # the shortest so far
-        self.byte_s = 0.0  # what a byte takes, roughly, upwards or downwards, whichever is slower
+        self.byte_s = _UNKNOWN_BYTE_S  # what a byte up or down takes, roughly
         self.status = ProbeStatus.OK
         self.codec_s = 0.0  # encoding all and decoding an answer, of the last probes
 
@@ -104,19 +114,20 @@ class Prober:
         payloads = [encode(probe) for probe in probes]
         begin_s = self._clock.now()
         if deadline_s is None:
-            deadline_s = max(_LEAST_DEADLINE_S, _DEADLINE_ROUND_TRIPS * self.rtt_s)
-            deadline_s += 4 * (self.byte_s or _UNKNOWN_BYTE_S) * count * (frame_bytes + reply_bytes)
+            deadline_s = self.deadline_s(count * (frame_bytes + reply_bytes))
         until_s = begin_s + deadline_s
         awaited = {probe.token for probe in probes}
         answered_s: list[float] = []
         self.sent += count
-        if self._send(payloads, until_s):
+        if all(self._send(payload, until_s) for payload in payloads):
             while awaited and (wait_s := until_s - self._clock.now()) > 0:
                 payload = self._link.receive(wait_s)
                 if payload is None:
                     continue
                 now_s = self._clock.now()
-                if self._answers(decode(payload), awaited):
+                token = self._answered(decode(payload))
+                if token in awaited:  # others came too late for what they were to tell
+                    awaited.discard(token)
                     answered_s.append(now_s - begin_s)
                     self.codec_s = begin_s - begun_s + self._clock.now() - now_s
         self.lost += len(awaited)
@@ -128,6 +139,53 @@ class Prober:
             self.rtt_s = min(self.rtt_s or math.inf, answered_s[0])
         return answered_s
 
+    def open_up(self, way: str, seconds: float) -> None:
+        """Bulk in one direction for so long, so that TCP's window opens and `byte_s` is known.
+
+        The link always has something to carry, but not much waits. Ends early when answers fail to come.
+        """
+        least_bytes, most_bytes = _BULK_BYTES[way]
+        begin_s = last_s = self._clock.now()
+        awaited: dict[int, int] = {}
+        answers = deque([(begin_s, 0)])  # of the last round trip, and the one before: (when it came, its bytes)
+        message_bytes, window_bytes = least_bytes, _FIRST_WINDOW_BYTES
+        while awaited or last_s - begin_s < seconds:
+            now_s = self._clock.now()
+            while now_s - begin_s < seconds and len(awaited) < _MOST_UNDER_WAY and sum(awaited.values()) < window_bytes:
+                probe = self._probe(*_both_ways(way, message_bytes))
+                if not self._link.send(encode(probe)):
+                    break
+                awaited[probe.token] = message_bytes
+                self.sent += 1
+            wait_s = last_s + self.deadline_s(sum(awaited.values())) - now_s
+            if wait_s <= 0:
+                self.lost += len(awaited)
+                self._lose()
+                return
+            payload = self._link.receive(wait_s if awaited else _SEND_AGAIN_S)
+            token = None if payload is None else self._answered(decode(payload))
+            if token not in awaited:
+                continue
+            last_s = self._clock.now()
+            self._lost_in_a_row = 0
+            answers.append((last_s, awaited.pop(token)))
+            while answers[1][0] < last_s - max(_PACE_S, self.rtt_s):
+                answers.popleft()
+            passed_s, carried = last_s - answers[0][0], sum(length for _, length in answers) - answers[0][1]
+            self.byte_s = max(passed_s, 1e-9) / carried
+            message_bytes = int(min(max(_MESSAGE_S / self.byte_s, least_bytes), most_bytes))
+            window_bytes = max(int((2 * self.rtt_s + _WAITING_S) / self.byte_s), _FIRST_WINDOW_BYTES)
+
+    def transfer(self, way: str, total_bytes: int) -> float | None:
+        """Seconds until the last answer of as few probes as carry so many bytes in that direction."""
+        count = -(-total_bytes // _BULK_BYTES[way][1])
+        answered_s = self.train(count, *_both_ways(way, total_bytes // count))
+        return None if answered_s is None else answered_s[-1]
+
+    def deadline_s(self, under_way_bytes: int) -> float:
+        """How long to wait for an answer when so much is under way."""
+        return max(_LEAST_DEADLINE_S, _DEADLINE_ROUND_TRIPS * self.rtt_s) + 4 * self.byte_s * under_way_bytes
+
     def _probe(self, frame_bytes: int, reply_bytes: int) -> Probe:
         """A probe whose frame has so many bytes, or as many as an empty one if that is more."""
         self._token += 1
@@ -138,23 +196,22 @@ class Prober:
             probe = probe._replace(payload=random.randbytes(missing - longer))  # nothing on the way can compress it
         return probe
 
-    def _send(self, payloads: Sequence[bytes], until_s: float) -> bool:
-        for payload in payloads:
-            while not self._link.send(payload):
-                if self._clock.now() >= until_s:
-                    return False
-                self._clock.sleep(_SEND_AGAIN_S)
+    def _send(self, payload: bytes, until_s: float) -> bool:
+        """Give it to the link, as soon as that takes it; False: it did not until then."""
+        while not self._link.send(payload):
+            if self._clock.now() >= until_s:
+                return False
+            self._clock.sleep(_SEND_AGAIN_S)
         return True
 
-    def _answers(self, message: Message, awaited: set[int]) -> bool:
-        """Whether it is the answer to one of those; others came too late for what they were to tell."""
+    def _answered(self, message: Message) -> int | None:
+        """The token of the probe that it answers."""
         if isinstance(message, Error):
             raise refusal(message.code, message.text)
-        if not isinstance(message, Probed) or message.token not in awaited:
-            return False
-        awaited.remove(message.token)
+        if not isinstance(message, Probed):
+            return None
         self.status = message.status
-        return True
+        return message.token
 
     def _lose(self) -> None:
         self._lost_in_a_row += 1
@@ -182,14 +239,15 @@ class _Measuring:
         self._prober.connect()
         self._begun_s = self._clock.now()
         self._warm_up()
-        probes = self._single_probes(self._affordable_sizes())
-        if not probes:
+        up = self._bulk("up")
+        points = self._single_probes(self._affordable_sizes())
+        if not points:
             raise Unreachable("no probe of the link was answered in time; it is too slow or too busy to be measured")
         gaps_s = self._trains()
-        up, down = self._bulk("up", MAX_PROBE_BYTES), self._bulk("down", REPLY_BYTES)
+        down = self._bulk("down")
         prober = self._prober
         return figures_of(
-            probes, gaps_s, up, down, token_bytes=ID_BYTES + self._effort.token_bytes, codec_s=median(self._codecs_s),
+            points, gaps_s, up, down, token_bytes=ID_BYTES + self._effort.token_bytes, codec_s=median(self._codecs_s),
             sent=prober.sent, lost=prober.lost, status=prober.status, took_s=self._clock.now() - self._begun_s,
         )  # fmt: skip
 
@@ -199,25 +257,22 @@ class _Measuring:
         return self._effort.seconds * _PHASES[phase] - passed_s
 
     def _warm_up(self) -> None:
-        """Until round trips are alike, then until a payload shows how fast the link is."""
+        """Until round trips are alike."""
         alike = 0
         for _ in range(_MOST_WARM_UPS):
             took_s = self._prober.round_trip(frame_bytes(1, 0))
             times, more_s = _ALIKE
             alike = alike + 1 if took_s is not None and took_s <= times * self._prober.rtt_s + more_s else 0
             if alike == _ALIKE_RUN or self._time_left_s("warm-up") <= 0:
-                break
-        self._grow("warm-up", MAX_PROBE_BYTES)
+                return
 
     def _affordable_sizes(self) -> list[int]:
         """Those sizes, in draft tokens, that a probe can have and of which the time allows a few rounds."""
         token_bytes = self._effort.token_bytes
-        most = next(n for n in range(SIZES[-1], 0, -1) if n == 1 or frame_bytes(n, token_bytes) <= MAX_PROBE_BYTES)
+        most = max(n for n in range(SIZES[-1] + 1) if frame_bytes(n, token_bytes) <= MAX_PROBE_BYTES)
         sizes = [n for n in SIZES if n <= most]
-        if len(sizes) <= LEAST_LINES:
-            sizes = list(range(1, most + 1))
-        round_s = self._effort.seconds * (_PHASES["probes"] - _PHASES["warm-up"]) / LEAST_LINES
-        while len(sizes) > LEAST_LINES and self._round_s(sizes) > round_s:
+        round_s = self._effort.seconds * (_PHASES["probes"] - _PHASES["up"]) / LEAST_ROUNDS
+        while len(sizes) > LEAST_SIZES and self._round_s(sizes) > round_s:
             sizes.pop()
         return sizes
 
@@ -227,11 +282,11 @@ class _Measuring:
         return len(sizes) * self._prober.rtt_s + beyond_bytes * self._prober.byte_s
 
     def _single_probes(self, sizes: Sequence[int]) -> list[tuple[int, float]]:
-        """(draft tokens, s) of probes on an idle link, the smallest size twice as often as the others."""
+        """(draft tokens, s) of probes on an idle link, the smallest twice as often: it tells start-up and latency."""
         times: list[tuple[int, float]] = []
         for done in range(self._effort.repeats):
             for size in self._shuffled([sizes[0], *sizes]):
-                if self._time_left_s("probes") <= 0 and done >= LEAST_LINES:
+                if self._time_left_s("probes") <= 0 and done >= LEAST_ROUNDS:
                     return times
                 took_s = self._prober.round_trip(frame_bytes(size, self._effort.token_bytes))
                 if took_s is not None:
@@ -243,60 +298,50 @@ class _Measuring:
         """What one frame of a train occupies, of each train."""
         gaps_s = []
         for done in range(TRAINS):
-            if self._time_left_s("trains") <= 0 and done >= LEAST_LINES:
+            if self._time_left_s("trains") <= 0 and done >= LEAST_ROUNDS:
                 break
             answered_s = self._prober.train(TRAIN, frame_bytes(0, 0))
             if answered_s is not None:
                 gaps_s.append((answered_s[-1] - answered_s[0]) / (TRAIN - 1))
         return gaps_s
 
-    def _bulk(self, way: str, message_bytes: int) -> Rate | None:
-        """Bits a second in one direction; None if not enough was answered."""
-        most_bytes = self._grow(way, message_bytes)
-        parts = [most_bytes * part // 4 for part in (1, 2, 3, 4)]
-        sizes, times_s = [], []
-        done = 0
-        while done < LEAST_LINES or (done < MOST_BULK and self._time_left_s(way) > 0):
-            for total_bytes in self._shuffled(parts):
-                took_s = self._transfer(way, total_bytes, message_bytes)
-                if took_s is not None:
-                    sizes.append(total_bytes)
-                    times_s.append(took_s)
-            done += 1
-        if len(sizes) < LEAST_LINES:
-            return None
-        line = fit_line(sizes, times_s)
-        return Rate.of(line) if line.spread_enough and line.slope_known else None
-
-    def _grow(self, way: str, message_bytes: int) -> int:
-        """Send more and more until a transfer takes long enough to tell the bandwidth, and then again until TCP lets
-        it through as fast as before; its bytes."""
-        total_bytes, before_s = _FIRST_BULK_BYTES, math.inf
-        while True:
-            took_s = self._transfer(way, total_bytes, message_bytes)
-            left_s = self._time_left_s(way)
-            if took_s is None:
-                return total_bytes
-            extra_s = max(took_s - self._prober.rtt_s, 0.0)
-            self._prober.byte_s = extra_s / total_bytes
-            enough = extra_s >= max(_BULK_S, _BULK_ROUND_TRIPS * self._prober.rtt_s)
-            enough = enough or total_bytes >= _BULK_MESSAGES * message_bytes
-            if (enough and took_s >= _NO_FASTER * before_s) or left_s < _TRANSFERS_TO_COME * took_s:
-                return total_bytes
-            if enough:
-                before_s = took_s
+    def _bulk(self, way: str) -> Rate | None:
+        """The bandwidth in one direction; None if it cannot be told."""
+        prober = self._prober
+        prober.open_up(way, min(max(_OPENING_S, _OPENING_ROUND_TRIPS * prober.rtt_s), self._time_left_s(way) / 2))
+        times: list[tuple[int, float]] = []
+        while len(times) < LEAST_ROUNDS * _PARTS or (len(times) < _MOST_TRANSFERS and self._time_left_s(way) > 0):
+            before_s = prober.byte_s
+            latest = self._transfers(way)
+            if len(latest) < _PARTS:
+                if self._time_left_s(way) <= 0:
+                    break
+                continue
+            (least_bytes, least_s), (most_bytes, most_s) = min(latest), max(latest)
+            prober.byte_s = max((most_s - least_s) / (most_bytes - least_bytes), 1e-10)
+            if prober.byte_s < _OPENS * before_s and self._time_left_s(way) > 0:
+                times = []  # TCP's window was still opening
             else:
-                total_bytes *= 2
+                times += latest
+        sizes, times_s = zip(*times, strict=True) if times else ((), ())
+        return Rate.of(fit_line(sizes, times_s))
 
-    def _transfer(self, way: str, total_bytes: int, message_bytes: int) -> float | None:
-        """Seconds until the last answer of as few probes as carry so many bytes in that direction."""
-        count = -(-total_bytes // message_bytes)
-        up_bytes, reply_bytes = (0, total_bytes // count) if way == "down" else (total_bytes // count, 0)
-        answered_s = self._prober.train(count, up_bytes, reply_bytes)
-        return None if answered_s is None else answered_s[-1]
+    def _transfers(self, way: str) -> list[tuple[int, float]]:
+        """(bytes, s) of transfers of several lengths; the longest takes a while at the pace that is known."""
+        prober = self._prober
+        longest_bytes = int(max(_TRANSFER_S, prober.rtt_s) / prober.byte_s)
+        longest_bytes = min(max(longest_bytes, _FIRST_WINDOW_BYTES), _MOST_UNDER_WAY * _BULK_BYTES[way][1])
+        lengths = self._shuffled([longest_bytes // part for part in range(_PARTS, 0, -1)])
+        taken = [(length, prober.transfer(way, length)) for length in lengths]
+        return [(length, took_s) for length, took_s in taken if took_s is not None]
 
     def _shuffled(self, sizes: Sequence[int]) -> list[int]:
         return self._random.sample(sizes, len(sizes))
+
+
+def _both_ways(way: str, length_bytes: int) -> tuple[int, int]:
+    """Bytes of a probe and of its answer."""
+    return (length_bytes, 0) if way == "up" else (0, length_bytes)
 
 
 def frame_bytes(tokens: int, token_bytes: int) -> int:

@@ -65,7 +65,7 @@ def _beta(figures: LinkFigures, to: str, shape: str) -> tuple[str, str, str]:
 
 def _rate(rate: Rate | None, to: str) -> tuple[str, str, str]:
     if rate is None:
-        return "-", "Mbit/s", "too few answers"
+        return "-", "Mbit/s", "cannot be told in this time"
     low, high = (f"{end / 1e6:.4g}" for end in rate.interval)
     return f"{rate.bits_per_s / 1e6:.4g}", "Mbit/s", f"{low}{to}{high}, of payload"
 

@@ -1,0 +1,326 @@
+#!/usr/bin/env python3
+"""An emulated link between two network namespaces of this machine, for real TCP at both ends (Linux, root).
+
+Each namespace has a TUN device, and a process carries packets from one to the other: each direction serialises them at
+a rate behind a bounded queue that drops what is too much, then delays them, by more or less if there is jitter (they
+stay in order), and loses some at random. Nothing of `tc` is needed, which many kernels lack the parts of.
+
+    tools/tun_link.py --delay-ms 20 --up-mbps 20 --down-mbps 200 --loss 0.01
+
+prints one JSON line, {"edge": NAMESPACE, "cloud": NAMESPACE, "address": IP}, and runs until a signal or the end of its
+stdin. Then `ip netns exec NAMESPACE COMMAND` runs a command at either end; the cloud is at IP, the edge at IP - 1.
+Packets count in the rate with their IP and TCP headers. In a program:
+
+    with TunLink(delay_s=0.02, up_bytes_per_s=2.5e6) as link:
+        subprocess.Popen(link.at_cloud(["pipesd-cloud", "serve", "--bind", f"tcp://{link.address}:7421", ...]))
+        subprocess.run(link.at_edge(["pipesd-edge", "link", "--cloud", f"tcp://{link.address}:7421"]))
+
+Namespaces are named by the process and are removed when it ends, in whatever way: by itself, or, after a SIGKILL, by
+`TunLink`, or by the next link that begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import json
+import math
+import os
+import random
+import re
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+TUN = "/dev/net/tun"
+EDGE_ADDRESS, CLOUD_ADDRESS = "10.213.7.1", "10.213.7.2"  # in namespaces of their own they are in nobody's way
+_TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+_MTU_BYTES = 1500
+_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
+_NAME = re.compile(r"pipesd-(\d+)-(?:edge|cloud)\b")
+_STARTS_S, _ENDS_S = 20.0, 5.0
+
+
+class LinkError(Exception):
+    """The link cannot be made here; one line that says why."""
+
+
+@dataclass
+class Direction:
+    """Packets one way. Times are in s, of any clock that does not go back."""
+
+    delay_s: float = 0.0
+    bytes_per_s: float = math.inf
+    jitter_s: float = 0.0  # a packet takes up to so much longer, evenly distributed
+    loss: float = 0.0  # share of the packets
+    queue_bytes: float = 1 << 20  # what may wait for the line
+    random: random.Random = field(default_factory=lambda: random.Random(0))
+    under_way: deque[tuple[float, bytes]] = field(default_factory=deque)
+    free_s: float = -math.inf  # when the line has serialised all it took
+    last_s: float = -math.inf  # when the last packet arrives
+    carried: int = 0
+    lost: int = 0
+    dropped: int = 0  # the queue was full
+
+    def take(self, packet: bytes, now_s: float) -> None:
+        """A packet enters at `now_s`."""
+        start_s = max(self.free_s, now_s)
+        if (start_s - now_s) * self.bytes_per_s + len(packet) > max(self.queue_bytes, len(packet)):
+            self.dropped += 1
+            return
+        self.free_s = start_s + len(packet) / self.bytes_per_s
+        if self.loss and self.random.random() < self.loss:
+            self.lost += 1  # behind the line, which it has kept busy
+            return
+        late_s = self.random.uniform(0, self.jitter_s) if self.jitter_s else 0.0
+        self.last_s = max(self.last_s, self.free_s + self.delay_s + late_s)
+        self.under_way.append((self.last_s, packet))
+
+    def due_s(self) -> float:
+        """When the next packet arrives; infinite if none is under way."""
+        return self.under_way[0][0] if self.under_way else math.inf
+
+    def arrived(self, now_s: float) -> list[bytes]:
+        """Those that are at the far end by now, in order."""
+        packets = []
+        while self.due_s() <= now_s:
+            packets.append(self.under_way.popleft()[1])
+        self.carried += len(packets)
+        return packets
+
+
+class TunLink:
+    """A link in a process of its own, from `with` to its end. Raises LinkError where it cannot be made."""
+
+    def __init__(
+        self,
+        *,
+        delay_s: float = 0.0,
+        up_bytes_per_s: float = math.inf,
+        down_bytes_per_s: float = math.inf,
+        jitter_s: float = 0.0,
+        loss: float = 0.0,
+        queue_bytes: int = 1 << 20,
+        seed: int = 0,
+    ) -> None:
+        self.address = CLOUD_ADDRESS
+        self._options = [
+            f"--delay-ms={delay_s * 1e3!r}", f"--up-mbps={up_bytes_per_s * 8e-6!r}",
+            f"--down-mbps={down_bytes_per_s * 8e-6!r}", f"--jitter-ms={jitter_s * 1e3!r}", f"--loss={loss!r}",
+            f"--queue-bytes={queue_bytes}", f"--seed={seed}",
+        ]  # fmt: skip
+
+    def __enter__(self) -> Self:
+        why = why_not()
+        if why:
+            raise LinkError(why)
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *self._options],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        line = b""
+        if select.select([self._process.stdout], [], [], _STARTS_S)[0]:
+            line = self._process.stdout.readline()
+        if not line:
+            raise LinkError(self._end() or "the link did not start")
+        made = json.loads(line)
+        self._edge, self._cloud = made["edge"], made["cloud"]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def at_edge(self, command: Sequence[str]) -> list[str]:
+        """The command that runs this one at the edge."""
+        return ["ip", "netns", "exec", self._edge, *command]
+
+    def at_cloud(self, command: Sequence[str]) -> list[str]:
+        return ["ip", "netns", "exec", self._cloud, *command]
+
+    def _end(self) -> str:
+        """End the process, and what it may have left; its complaint."""
+        process = self._process
+        assert process.stderr is not None and process.stdin is not None and process.stdout is not None
+        process.terminate()
+        try:
+            process.wait(_ENDS_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        complaint = process.stderr.read().decode(errors="replace").strip()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            stream.close()
+        remove_leftovers()
+        return complaint
+
+
+def why_not() -> str:
+    """Why no link can be made here, in one line; empty if it can."""
+    if sys.platform != "linux":
+        return "a link between network namespaces needs Linux"
+    if os.geteuid() != 0:
+        return "a link between network namespaces needs root"
+    if not os.path.exists(TUN):
+        return f"there is no {TUN}"
+    if shutil.which("ip") is None:
+        return "there is no command 'ip' (package iproute2)"
+    return ""
+
+
+def remove_leftovers() -> None:
+    """Remove the namespaces of links whose process is gone."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    for name, number in ((match[0], int(match[1])) for match in map(_NAME.match, listed.splitlines()) if match):
+        if not os.path.exists(f"/proc/{number}"):
+            subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL, check=False)
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LinkError(f"ip {' '.join(words)}: {done.stderr.strip() or done.returncode}")
+
+
+def _device(name: str, namespace: str, own: str, other: str) -> int:
+    """A TUN device in a namespace, of which the process keeps this descriptor."""
+    descriptor = os.open(TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
+    _ip("netns", "add", namespace)
+    _ip("link", "set", name, "netns", namespace)
+    _ip("-n", namespace, "link", "set", "lo", "up")
+    _ip("-n", namespace, "addr", "add", own, "peer", other, "dev", name)
+    _ip("-n", namespace, "link", "set", name, "mtu", str(_MTU_BYTES), "txqueuelen", "10000", "up")
+    return descriptor
+
+
+def _carry(edge: int, cloud: int, up: Direction, down: Direction) -> None:
+    """Until stdin ends. One loop around select, whose timers are exact where those of epoll are in ms."""
+    stdin = sys.stdin.fileno()
+    while True:
+        due_s = min(up.due_s(), down.due_s())
+        wait_s = None if due_s == math.inf else max(0.0, due_s - time.monotonic())
+        readable = select.select([edge, cloud, stdin], [], [], wait_s)[0]
+        for end, direction in ((edge, up), (cloud, down)):
+            while end in readable:
+                try:
+                    packet = os.read(end, 1 << 16)
+                except BlockingIOError:
+                    break
+                direction.take(packet, time.monotonic())
+        now_s = time.monotonic()
+        for direction, end in ((up, cloud), (down, edge)):
+            for packet in direction.arrived(now_s):
+                with contextlib.suppress(BlockingIOError):  # the receiver's own queue is full
+                    os.write(end, packet)
+        if stdin in readable and not os.read(stdin, 4096):
+            return
+
+
+def _be_punctual() -> None:
+    """Timers to the µs, ahead of other programs where that is allowed; and no link outlives who wanted it."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a share, 0 to 1")
+    return share
+
+
+def _positive(text: str) -> float:
+    figure = float(text)
+    if not figure > 0:
+        raise argparse.ArgumentTypeError(f"{text}: give more than 0")
+    return figure
+
+
+def _time_ms(text: str) -> float:
+    figure = float(text)
+    if not 0 <= figure < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: give milliseconds from 0")
+    return figure
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="tools/tun_link.py", description="Emulates a slow link between two network namespaces (Linux, root)."
+    )
+    parser.add_argument("--delay-ms", type=_time_ms, default=0.0, help="one way, in each direction; default 0")
+    parser.add_argument(
+        "--jitter-ms", type=_time_ms, default=0.0, help="a packet takes up to so much longer; default 0"
+    )
+    parser.add_argument("--loss", type=_share, default=0.0, help="share of the packets lost, each way; default 0")
+    parser.add_argument("--queue-bytes", type=_positive, default=1 << 20, help="before each line; default 1 MiB")
+    parser.add_argument("--seed", type=int, default=0, help="of losses and jitter; default 0")
+    for way, end in (("up", "edge to cloud"), ("down", "cloud to edge")):
+        parser.add_argument(f"--{way}-mbps", type=_positive, default=math.inf, help=f"Mbit/s {end}; default no limit")
+        parser.add_argument(f"--{way}-loss", type=_share, help=f"share lost {end}, instead of --loss")
+        parser.add_argument(f"--{way}-delay-ms", type=_time_ms, help=f"{end}, instead of --delay-ms")
+    return parser.parse_args(arguments)
+
+
+def _direction(options: argparse.Namespace, way: str, seed: int) -> Direction:
+    given: dict[str, Any] = vars(options)
+    loss, delay_ms = given[f"{way}_loss"], given[f"{way}_delay_ms"]
+    return Direction(
+        delay_s=(options.delay_ms if delay_ms is None else delay_ms) / 1e3,
+        bytes_per_s=given[f"{way}_mbps"] * 1e6 / 8,
+        jitter_s=options.jitter_ms / 1e3,
+        loss=options.loss if loss is None else loss,
+        queue_bytes=options.queue_bytes,
+        random=random.Random(seed),
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a link until a signal or the end of stdin; the exit code."""
+    options = _options(arguments)
+    up, down = _direction(options, "up", 2 * options.seed), _direction(options, "down", 2 * options.seed + 1)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    names = [f"pipesd-{os.getpid()}-{end}" for end in ("edge", "cloud")]
+    try:
+        if why := why_not():
+            raise LinkError(why)
+        remove_leftovers()
+        edge = _device(f"pse{os.getpid()}", names[0], EDGE_ADDRESS, CLOUD_ADDRESS)
+        cloud = _device(f"psc{os.getpid()}", names[1], CLOUD_ADDRESS, EDGE_ADDRESS)
+        _be_punctual()
+        print(json.dumps({"edge": names[0], "cloud": names[1], "address": CLOUD_ADDRESS}), flush=True)
+        _carry(edge, cloud, up, down)
+        return 0
+    except KeyboardInterrupt:
+        return 0
+    except (LinkError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # nothing keeps it from tidying up
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL, check=False)
+        for way, direction in (("up", up), ("down", down)):
+            print(
+                f"{way}: {direction.carried} packets, {direction.lost} lost, {direction.dropped} dropped",
+                file=sys.stderr,
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
