@@ -93,10 +93,19 @@ def test_a_draft_that_something_else_asked_about_counts_too() -> None:
     trigger = AdaptiveSequence(0.1)
     observe(trigger, 0.9, 0.8)
     trigger.asked()
-    trigger.asked()  # with nothing new there is no draft
     observe(trigger, 0.7)
     trigger.decided(1, True)
     assert trigger.sequence_threshold == pytest.approx(adapted(0.1, [0.9, 0.8], 1))
+
+
+def test_asking_about_nothing_new_makes_no_draft() -> None:
+    trigger = AdaptiveSequence(0.5)
+    trigger.asked()
+    observe(trigger, 0.5)
+    trigger.asked()
+    trigger.decided(1, False)
+    trigger.decided(0, False)
+    assert trigger.sequence_threshold == 0.25
 
 
 def test_a_token_that_was_wrong_before_anything_asked_counts() -> None:
