@@ -195,6 +195,8 @@ def add_flags(parser: argparse.ArgumentParser, kind: type, *, leave_out: Sequenc
             continue
         flag, wanted = "--" + f.name.replace("_", "-"), _base_type(hints[f.name])
         text = f.metadata["help"]
+        if f.metadata["choices"]:
+            text += f": {', '.join(filter(None, f.metadata['choices']))}"
         if f.default not in ("", (), None, False):
             text += f" (default {f.default})"
         common: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}

@@ -31,7 +31,7 @@ from pipesd.transport import Context, front_socket
 
 LAW = KeyedText(7)
 PROMPT = "Once upon a time"
-STRATEGIES = ["vanilla", "cloud"]
+STRATEGIES = ["pipesd", "vanilla", "cloud"]
 NOWHERE = "tcp://127.0.0.1:1"  # a port that nobody listens at
 HEALED_S = 10.0  # what a busy machine may need for a recovery that takes under two seconds
 PATIENT_S = 20.0  # for what must happen, on a machine that is busy
@@ -178,14 +178,14 @@ class Reader(InThread):
         wait_until(lambda: len(self.seen) >= count or self.over, f"{count} ids")
 
 
-class Both:
-    """A session of either strategy, generating at the same time, so that one fault meets both."""
+class EachStrategy:
+    """A session of each strategy, generating at the same time, so that one fault meets all."""
 
     def __init__(self, address: str, **config: Any) -> None:
         self.sessions = [edge(address, strategy=strategy, **config) for strategy in STRATEGIES]
         self.readers: list[Reader] = []
 
-    def __enter__(self) -> Both:
+    def __enter__(self) -> EachStrategy:
         for session in self.sessions:
             session.open()
         return self
@@ -203,14 +203,14 @@ class Both:
             reader.until(count)
 
     def go_on(self, count: int) -> None:
-        """Either gets so many ids more, soon."""
+        """Each gets so many ids more, soon."""
         begun_s, seen = time.monotonic(), [len(reader.seen) for reader in self.readers]
         for reader, before in zip(self.readers, seen, strict=True):
             reader.until(before + count)
         assert time.monotonic() - begun_s < HEALED_S
 
     def right(self) -> list[int]:
-        """Both got the target's ids; how often each opened."""
+        """All got the target's ids; how often each opened."""
         for reader in self.readers:
             assert reader.result() == said(LAW, PROMPT, self._count)
         return [session.stats["openings"] for session in self.sessions]

@@ -18,7 +18,7 @@ from clouds import (
     PATIENT_S,
     PROMPT,
     STRATEGIES,
-    Both,
+    EachStrategy,
     InThread,
     Reader,
     Serving,
@@ -63,26 +63,26 @@ def test_a_slow_link_changes_times_only(cloud: Serving, strategy: str) -> None:
 @pytest.mark.parametrize("fault", ["cut", pytest.param("reset", marks=pytest.mark.slow)])
 def test_connections_that_are_cut_at_random_moments(cloud: Serving, fault: str) -> None:
     chance = random.Random(fault)
-    with LinkProxy(cloud.address, delay_s=0.002) as link, Both(link.address) as both:
-        both.begin(250)
+    with LinkProxy(cloud.address, delay_s=0.002) as link, EachStrategy(link.address) as each:
+        each.begin(250)
         for at in sorted(chance.sample(range(10, 120), 3)):
-            both.until(at)
-            assert getattr(link, fault)() == 2
-            both.go_on(10)
-        assert min(both.right()) >= 1
+            each.until(at)
+            assert getattr(link, fault)() == len(STRATEGIES)
+            each.go_on(10)
+        assert min(each.right()) >= 1
         assert link.counts().connections >= 8
 
 
 @pytest.mark.slow
 def test_a_black_hole_for_two_seconds(cloud: Serving) -> None:
-    with LinkProxy(cloud.address, delay_s=0.001) as link, Both(link.address) as both:
-        both.begin(300)
-        both.until(20)
+    with LinkProxy(cloud.address, delay_s=0.001) as link, EachStrategy(link.address) as each:
+        each.begin(300)
+        each.until(20)
         link.black_hole()
         time.sleep(2.0)
         link.black_hole(False)
-        both.go_on(100)
-        both.right()
+        each.go_on(100)
+        each.right()
 
 
 def test_a_link_that_stays_dead_is_noticed_in_time(cloud: Serving) -> None:
@@ -167,7 +167,7 @@ def test_the_cloud_starts_after_the_edge(restarting: Restarting) -> None:
     early = [InThread(functools.partial(once, strategy)) for strategy in STRATEGIES]
     time.sleep(1.0)
     served = restarting.start()
-    assert [each.result() for each in early] == [said(LAW, PROMPT, 40)] * 2
+    assert [each.result() for each in early] == [said(LAW, PROMPT, 40)] * len(STRATEGIES)
     assert served.targets[0].fed < 2 * (17 + 40 * 5), "nothing was asked for twice"
 
 
@@ -185,13 +185,13 @@ def test_the_cloud_is_away_when_a_generation_begins(restarting: Restarting) -> N
 
 def test_a_cloud_that_shuts_down_and_comes_back(restarting: Restarting) -> None:
     restarting.start()
-    with Both(restarting.address) as both:
-        both.begin(250)
-        both.until(20)
+    with EachStrategy(restarting.address) as each:
+        each.begin(250)
+        each.until(20)
         restarting.stop()
         restarting.start()
-        both.go_on(10)
-        assert min(both.right()) >= 2
+        each.go_on(10)
+        assert min(each.right()) >= 2
 
 
 def test_a_cloud_that_dies_for_good(restarting: Restarting) -> None:
@@ -249,10 +249,10 @@ def test_a_cloud_that_loads_its_model_is_waited_for(restarting: Restarting) -> N
 
 def test_a_worker_that_raises_is_started_again(tmp_path: Path) -> None:
     faults = [Fault("raise", at_pass, once_file=str(tmp_path / str(at_pass))) for at_pass in (9, 21)]
-    with serving(target={"pass_s": 0.002, "faults": faults}) as cloud, Both(cloud.address) as both:
+    with serving(target={"pass_s": 0.002, "faults": faults}) as cloud, EachStrategy(cloud.address) as each:
         begun_s = time.monotonic()
-        both.begin(120)
-        assert min(both.right()) >= 3 and time.monotonic() - begun_s < 2 * HEALED_S
+        each.begin(120)
+        assert min(each.right()) >= 3 and time.monotonic() - begun_s < 2 * HEALED_S
         assert len(cloud.targets) == 3
 
 

@@ -32,7 +32,7 @@ def test_statistics_of_a_known_script() -> None:
     law = recorded(prompt, [*b"0123456789"])
     with serving(law) as cloud:
         script = DraftScript([*b"01234x67x"], 0.5, start=len(prompt))
-        with edge(cloud.address, proposal=script, draft_length=9) as session:
+        with edge(cloud.address, proposal=script, strategy="vanilla", draft_length=9) as session:
             assert ids_of(session, prompt, max_tokens=10) == [*b"0123456789"]
             stats = session.stats
     assert (stats["drafted"], stats["verified"], stats["accepted"]) == (12, 12, 7)
@@ -74,7 +74,7 @@ def test_times_of_a_paced_target() -> None:
         with edge(cloud.address, strategy="cloud") as session:
             ids_of(session, PROMPT, max_tokens=40)
             alone = session.stats
-        with edge(cloud.address, agreement=1.0, draft_length=4) as session:
+        with edge(cloud.address, agreement=1.0, strategy="vanilla", draft_length=4) as session:
             ids_of(session, PROMPT, max_tokens=40)
             drafted = session.stats
     assert 9.5 < alone["tpt_ms"] < 30 and alone["target_passes"] == 40

@@ -39,7 +39,7 @@ def test_a_prefill_may_take_longer_than_the_patience_with_a_silent_cloud() -> No
 def test_a_slow_draft_model_causes_no_deadline() -> None:
     """While the edge drafts and has asked for nothing, the cloud's silence means nothing."""
     drafter = ScriptedDrafter(Agreement(LAW), gamma_s=0.12)
-    with serving() as cloud, edge(cloud.address, drafter=drafter, draft_length=8) as session:
+    with serving() as cloud, edge(cloud.address, drafter=drafter, strategy="vanilla", draft_length=8) as session:
         ids_of(session, "slow", max_tokens=9)
         navs, up = session.stats["navs"], session.stats["bytes_up"]
     assert up <= navs * 22 + 4 * session.stats["drafted"], "each DRAFT once, and no PROBE"

@@ -23,6 +23,7 @@ from pipesd.edge.models import Drafter, Tokeniser, load_models, prompt_ids
 from pipesd.edge.patience import Patience
 from pipesd.edge.run import CLOSE_S, Pieces, Run
 from pipesd.edge.steering import Steering
+from pipesd.edge.tuning_file import default_path
 from pipesd.errors import Cancelled, DrafterFailed, PipeSDError, UsageError
 from pipesd.metrics import EventLog, summary
 from pipesd.policy.sending import Step
@@ -111,6 +112,10 @@ class EdgeSession:
             self._owned = [part for part in (self._drafter, self._tokeniser) if part is not None]
         if self._connection is not None:
             self._welcome = self._connection.greet(self._machine.session, self._tokeniser)
+        if self._steering is not None and self._welcome is not None and self.strategy.tuned:
+            pair = f"{self._tokeniser.name} {self._welcome.model_fingerprint.hex()}"
+            path = default_path() if config.tuning == "auto" else config.tuning
+            self._steering.remember(path, f"{self.strategy.key} {pair}")
         if self.strategy.batching == "dp":
             loading.join()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 
 from pipesd.core import Drawn
 from pipesd.edge.round_trips import RoundTrips
+from pipesd.edge.tuning_file import load, save
+from pipesd.errors import UsageError
 from pipesd.metrics import EventLog, Meter
 from pipesd.policy.estimate import Estimate
 from pipesd.policy.monitor import Monitor
@@ -18,6 +21,7 @@ from pipesd.policy.tuning import Tuning
 from pipesd.policy.updater import Change, Updater, first_plan
 from pipesd.protocol.actions import Committed
 
+log = logging.getLogger("pipesd.edge")
 FORCED = "must"  # the rule by which an edge asks that can do nothing else
 
 
@@ -36,10 +40,23 @@ class Steering:
         self._round_s: float | None = None  # when the last round ended
         self._dropped = False
         self._known: Estimate | None = None
+        self._strategy = strategy
+        self._kept: tuple[str, str] | None = None  # where what tuning learns is kept: file and key
 
     def tune(self, tuning: Tuning) -> None:
         """Search for thresholds from now on."""
         self._updater.tuning = tuning
+
+    def remember(self, path: str, key: str) -> None:
+        """Search for thresholds from where the last run with this key left off, which the file at `path` knows; what
+        this one learns goes there too."""
+        state = (load(path) or {}).get(key)
+        try:
+            self.tune(Tuning(self._strategy, state))
+        except UsageError as error:
+            log.warning("tuning file %s: %s: what earlier runs have learnt is not used", path, error)
+            self.tune(Tuning(self._strategy))
+        self._kept = path, key
 
     def begin(self) -> None:
         """A generation begins."""
@@ -54,6 +71,10 @@ class Steering:
         estimate = self.monitor.snapshot()
         meter.alpha_s, meter.beta_s, meter.gap_s = estimate.alpha_s, estimate.beta_s, estimate.gap_s
         meter.triggers = dict(self.triggers)
+        tuning = self._updater.tuning
+        if self._kept is not None and tuning is not None and tuning.news:
+            path, key = self._kept
+            save(path, {key: tuning.state()})
 
     def drafted(self, drawn: Drawn, pos: int, took_s: float, now_s: float) -> None:
         """A token was drafted at position `pos`, which took so long."""

@@ -58,9 +58,9 @@ def tune(
 
 def _search(session: EdgeSession, tuning: Tuning, prompts: Sequence[str], interrupts: Interrupts) -> None:
     """Generate behind one prompt after the other until the search is done."""
-    told = 0
     log.info("%d settings of %s", tuning.tuner.samples, ", ".join(options_of(tuning.tuner.first)))
-    while not tuning.done:
+    told = 0
+    while True:
         before = told, tuning.tokens
         for prompt in prompts:
             pieces = session.generate(prompt, max_tokens=GENERATED_TOKENS)
@@ -70,10 +70,8 @@ def _search(session: EdgeSession, tuning: Tuning, prompts: Sequence[str], interr
                         told = len(tuning.trials)
                         log.info("%d of %d: %s", told, tuning.tuner.samples, _trial(*tuning.trials[-1]))
                     if tuning.done:
-                        break
-            pieces.close()
-            if tuning.done:
-                return
+                        pieces.close()
+                        return
             if session.finish_reason == "cancelled":
                 raise Cancelled("interrupted")
         if (told, tuning.tokens) == before:

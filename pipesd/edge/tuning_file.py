@@ -26,6 +26,13 @@ _VERSION_NAME = "pipesd_tuning"
 States = dict[str, dict[str, Any]]
 
 
+def default_path() -> str:
+    """The file for those who name none, in the user's folder for what programs keep (XDG base directories)."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    folder = Path(base) if os.path.isabs(base) else Path("~/.local/state")
+    return str(folder / "pipesd" / "tuning.json")
+
+
 def load(path: str) -> States | None:
     """The states by key, the last saved last; None, with a warning, for a file that cannot be used, and without one
     where there is none."""

@@ -21,6 +21,7 @@ from pipesd.policy.trigger import (
 )
 
 PLANNED = ("flow", "auto")
+TUNABLE = ("dual", "sequence", "token", "entropy")  # triggers whose thresholds may be searched for in a run
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class Strategy:
     def ahead(self) -> bool:
         """Whether the edge drafts on while a verdict is awaited."""
         return self.waiting == "draft"
+
+    @property
+    def key(self) -> str:
+        """What tells one way from another for which other thresholds are best."""
+        return f"{self.trigger} {self.batching} {self.waiting}"
 
     @property
     def uses_cloud(self) -> bool:
@@ -109,7 +115,7 @@ def make_strategy(config: EdgeConfig) -> Strategy:
         sequence_threshold=sequence,
         token_threshold=token,
         entropy_threshold=entropy,
-        tuned=preset.tuned and config.tuning != "off" and given == (None, None, None),
+        tuned=preset.tuned and trigger in TUNABLE and config.tuning != "off" and given == (None, None, None),
     )
 
 

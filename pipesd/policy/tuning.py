@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pipesd.errors import UsageError
 from pipesd.policy.search_space import Parameter
 from pipesd.policy.strategy import Strategy
 from pipesd.policy.tuner import Tuner
@@ -68,20 +69,19 @@ class Tuning:
         trial_tokens: int = TRIAL_TOKENS,
     ) -> None:
         """`state`: what an earlier `state()` gave for the same trigger; the search goes on from there. It begins with
-        the strategy's own setting."""
+        the strategy's own setting. Raises UsageError for a state that is none of this trigger."""
         assert strategy.trigger in SPACES, f"nothing to tune in trigger {strategy.trigger}"
         self._space = SPACES[strategy.trigger]
         self._seed, self._samples, self._trial_tokens = seed, samples, trial_tokens
         self._searches = 0
         self._reference_s: float | None = None
         self.tokens, self._elapsed_s = 0, 0.0  # of the trial that goes on
+        self.news = False  # something was learnt since `state` was last asked for
         self.trials: list[tuple[dict[str, Any], float]] = []  # of this search in this run: options and s per token
         if state is None:
             self.tuner = self._search(point_of(strategy))
         else:
-            self.tuner = Tuner.restore(state["tuner"])
-            self._searches = int(state["searches"])
-            self._reference_s = state["reference_s"]
+            self._restore(state)
         self._point: Mapping[str, float] = {}
         self._choose()
 
@@ -102,6 +102,7 @@ class Tuning:
         if self.tokens < (REFERENCE_TOKENS if self.tuner.done else self._trial_tokens):
             return None
         tpt_s = self._elapsed_s / self.tokens
+        self.news = True
         self.tokens, self._elapsed_s = 0, 0.0
         if not self.tuner.done:
             self.trials.append((self.options, tpt_s))
@@ -120,7 +121,20 @@ class Tuning:
 
     def state(self) -> dict[str, Any]:
         """All that another run needs to go on, ready for JSON."""
+        self.news = False
         return {"tuner": self.tuner.state(), "searches": self._searches, "reference_s": self._reference_s}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        try:
+            tuner, searches, reference_s = state["tuner"], state["searches"], state["reference_s"]
+        except KeyError as error:
+            raise UsageError(f"tuning state: it has no {error}; search again") from None
+        self.tuner = Tuner.restore(tuner)
+        if self.tuner.space.parameters != self._space:
+            raise UsageError("tuning state: it is of another search; search again")
+        if type(searches) is not int or not isinstance(reference_s, float | None):
+            raise UsageError(f"tuning state: got {searches!r} searches to {reference_s!r} s; search again")
+        self._searches, self._reference_s = searches, reference_s
 
     def _search(self, first: Mapping[str, float]) -> Tuner:
         return Tuner(self._space, seed=self._seed + self._searches, samples=self._samples, first=dict(first))
