@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipesd.policy.estimate import Estimate, changed
-from pipesd.policy.monitor import LONGEST_S, RUN, WARM_UP, Level, Monitor
+from pipesd.policy.level import RUN
+from pipesd.policy.monitor import LONGEST_S, WARM_UP, Monitor
 
 CLOUD_S = 0.040
 HANDLING_S = 3e-5  # between two answers of a train, on average
@@ -349,15 +350,6 @@ def test_drafting_that_slows_down_is_followed_within_eight_tokens() -> None:
         assert changed(old, monitor.snapshot()) == {"gamma"}
 
 
-def test_a_band_is_kept_although_nobody_asks_for_the_level_between() -> None:
-    level = Level(1e-5)
-    for _ in range(100):
-        level.add(0.02)
-    assert level.value == pytest.approx(0.02)
-    assert [level.add(0.04) for _ in range(RUN)] == [False] * (RUN - 1) + [True]
-    assert len(level) == RUN
-
-
 def test_a_thinner_link_is_seen_by_the_time_that_tokens_take() -> None:
     monitor, random = known(Link(0.025, 0.116, 2e-3))
     *_, estimate = observe(monitor, Link(0.025, 0.232, 2e-3), random, 12)
@@ -371,40 +363,6 @@ def test_a_wider_link_leaves_no_negative_alpha_though_it_shows_one_size_only() -
     *_, estimate = observe(monitor, link, random, 30, sizes=[4])
     message_s = 2 * number(estimate.alpha_s) + 4 * number(estimate.beta_s)
     assert message_s == pytest.approx(2 * link.alpha + 4 * link.beta, rel=0.02)
-
-
-Law = Callable[[Random, int], float]
-STEADY: dict[str, Law] = {
-    "normal": lambda random, i: max(random.gauss(0.03, 0.006), 0.0),
-    "exponential": lambda random, i: 0.01 + random.expovariate(100),
-    "lognormal": lambda random, i: random.lognormvariate(math.log(0.02), 1.0),
-    "pareto": lambda random, i: 0.02 * random.paretovariate(1.6),
-    "every second one": lambda random, i: 0.03 if i % 2 else 0.09,
-    "two of three": lambda random, i: 0.03 if i % 3 else 0.09,
-    "first of a draft": lambda random, i: 0.03 * random.uniform(0.9, 1.1) * (1 if i % 4 else 3),
-    "four of fifty": lambda random, i: 0.03 * random.uniform(0.9, 1.1) + (0.2 if i % 50 < 4 else 0),
-}
-
-
-@pytest.mark.parametrize("law", STEADY)
-def test_noise_is_no_change(law: str) -> None:
-    changes = 0
-    for seed in range(4):
-        level, random = Level(2e-5), Random(seed)
-        values = []
-        for i in range(1000):
-            changes += level.add(STEADY[law](random, i))
-            values.append(number(level.value))
-        assert max(values[100:]) < 2.2 * min(values[100:])
-    assert changes == 0
-
-
-@pytest.mark.parametrize("length", [5, 6, 10, 20])
-def test_what_goes_to_and_fro_is_noise_in_the_end(length: int) -> None:
-    level, random = Level(2e-5), Random(1)
-    changes = [level.add(random.uniform(0.9, 1.1) * (0.09 if i // length % 2 else 0.03)) for i in range(2000)
-               if level.value is None or level.value > 0]  # fmt: skip
-    assert sum(changes) <= 6 and not any(changes[400:])
 
 
 def test_an_estimate_does_not_flap_under_jitter() -> None:
@@ -509,17 +467,3 @@ def test_whatever_is_seen_no_figure_is_negative_or_nan(seen: list[tuple[Any, ...
         assert (figures is None) == (estimate.alpha_s is None or estimate.gamma_s is None)
         assert all(size >= 1 for size in monitor.needs_probes)
         assert 0 <= estimate.samples <= 100
-
-
-@given(st.lists(st.floats(0.019, 0.021), min_size=1, max_size=100), st.randoms(use_true_random=False))
-def test_the_order_of_samples_in_a_window_does_not_matter(drawn: list[float], random: Any) -> None:
-    shuffled = list(drawn)
-    random.shuffle(shuffled)
-    levels = []
-    for values in (drawn, shuffled):
-        level = Level(2e-5)
-        for value in values:
-            level.add(value, 0.001 if value > 0.02 else 0.0)
-        levels.append(number(level.value))
-    assert levels[0] == pytest.approx(levels[1], rel=1e-9)
-    assert min(drawn) <= levels[0] * (1 + 1e-12) and levels[0] <= max(drawn) * (1 + 1e-12)
