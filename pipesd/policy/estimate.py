@@ -126,10 +126,11 @@ def fit_line(sizes: Sequence[float], times_s: Sequence[float], lags_s: Sequence[
     x, y, lag = x[order], y[order], lag[order]
     unit = float(x[-1]) or 1.0  # sizes from 0 to 1 keep the arithmetic well conditioned
     x = x / unit
-    slope, intercept = _first_line(x, y)
+    slope = _first_slope(x, y)
     resolution = RESOLUTION * float(np.median(y)) / OUTLIER
-    for _ in range(2):  # outliers make the first deviation too large
-        residual = np.abs(y - intercept - slope * x)
+    for _ in range(2):  # outliers move the first middle and make the first deviation too large
+        residual = y - slope * x
+        residual = np.abs(residual - np.median(residual))
         deviation = _deviations(residual, lag, resolution)
         kept = residual <= OUTLIER * deviation
         x, y, lag, deviation = x[kept], y[kept], lag[kept], deviation[kept]
@@ -192,9 +193,9 @@ def _inverse(matrix: Array) -> Array:
     return inverse
 
 
-def _first_line(x: Array, y: Array) -> tuple[float, float]:
-    """Slope and intercept by repeated medians: for each point the median slope to the others, and the median of these.
-    The samples are in order of size; many are first put into groups of neighbours, all of as many."""
+def _first_slope(x: Array, y: Array) -> float:
+    """By repeated medians: for each point the median slope to the others, and the median of these. The samples are in
+    order of size; many are first put into groups of neighbours, all of as many."""
     import numpy as np
 
     px, py = x, y
@@ -209,8 +210,7 @@ def _first_line(x: Array, y: Array) -> tuple[float, float]:
     counts = np.isfinite(slopes).sum(axis=1)
     rows, counts = np.flatnonzero(counts), counts[counts > 0]
     each = (slopes[rows, (counts - 1) // 2] + slopes[rows, counts // 2]) / 2
-    slope = float(np.median(each)) if len(each) else 0.0
-    return slope, float(np.median(y - slope * x))
+    return float(np.median(each)) if len(each) else 0.0
 
 
 def _huber(columns: Sequence[Array], y: Array, deviation: Array) -> tuple[list[float], list[float]]:
