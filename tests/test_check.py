@@ -126,7 +126,7 @@ def test_the_program_tells(tmp_path: Path, honest: list[Event], capsys: pytest.C
     path.write_text("".join(json.dumps(event) + "\n" for event in honest))
     assert main([str(path)]) == 0
     honest_lines = path.read_text().splitlines()
-    path.write_text("\n".join(line for line in honest_lines if '"trigger"' not in line))
+    path.write_text("\n".join(line for line in honest_lines if '"event": "trigger"' not in line))
     assert main([str(path)]) == 1
     assert "trigger" in capsys.readouterr().out
     path.write_text("no json\n")

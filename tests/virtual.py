@@ -11,29 +11,24 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from virtual_cloud import VOCABULARY, VirtualCloud
+
 from pipesd.clock import VirtualClock
-from pipesd.cloud.admission import Identity, hello_reply, open_refusal, starting
-from pipesd.cloud.routes import Routes
 from pipesd.config import EdgeConfig
 from pipesd.core import Drawn
 from pipesd.edge.session import EdgeSession
 from pipesd.protocol import wire
-from pipesd.protocol.cloud_machine import CloudMachine
-from pipesd.protocol.cloud_session import CloudLimits
-from pipesd.protocol.wire import Message, ProbeStatus
 from pipesd.sim.drafters import Agreement, Proposal, ScriptedDrafter
-from pipesd.sim.targets import ScriptedTarget
 from pipesd.sim.texts import KeyedText, Law
 from pipesd.sim.tokeniser import ByteTokeniser
 
 LAW = KeyedText(7)
 FRAME_BYTES = 9  # what a message costs beside its payload
-RETRY_MS = 50
 CONNECT_S = 0.02  # what connecting again takes after a cut
 MOST_LOOKS = 20_000  # at the link without a step of the clock: the loop turns on the spot
 MOST_S = 3600.0
@@ -55,8 +50,8 @@ TROUBLES = ("crash", "cut", "late", "forget", "lose_up", "lose_down", "repeat_up
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One world. Times in s, rates in bytes a second; `delay_s` is above 0, as a round trip takes time; `jitter_s` is the most that one message is late by chance,
-    `gamma_jitter` the share by which a draw may take longer."""
+    """One world. Times in s, rates in bytes a second. `delay_s` is above 0, as round trips take time; `jitter_s` is the
+    most that one message is late by chance, `gamma_jitter` the share by which a draw may take longer."""
 
     seed: int = 0
     law: Law = LAW
@@ -90,7 +85,10 @@ class VirtualWorld:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self.happened: list[str] = []  # the troubles so far
-        self.cloud = VirtualCloud(self)
+        self.cloud = VirtualCloud(
+            self, scene.law, context=scene.context, end_ids=scene.end_ids, pass_s=scene.pass_s, token_s=scene.token_s,
+            limits=scene.limits,
+        )  # fmt: skip
         self.link = VirtualLink(self)
         for trouble in scene.troubles:
             self.at(self.now_s + trouble.at_s, lambda trouble=trouble: self._trouble(trouble))  # type: ignore[misc]
@@ -98,8 +96,9 @@ class VirtualWorld:
         self.drafter = _UnevenDrafter(proposal, self, context=scene.draft_context, end_ids=scene.end_ids)
         settings: dict[str, Any] = {"connect_s": 60.0, "patience_s": 60.0, **scene.edge}
         self.session = EdgeSession(
-            EdgeConfig(**settings), drafter=self.drafter, tokeniser=ByteTokeniser(), clock=self.clock, link=self.link
-        )
+            EdgeConfig(**settings), drafter=self.drafter, tokeniser=ByteTokeniser(VOCABULARY), clock=self.clock,
+            link=self.link,
+        )  # fmt: skip
 
     def at(self, at_s: float, do: Callable[[], None]) -> None:
         """Let `do` happen at that time."""
@@ -108,6 +107,10 @@ class VirtualWorld:
     def next_s(self) -> float:
         """When the next event is, infinite if there is none."""
         return self._events[0][0] if self._events else math.inf
+
+    def answer(self, number: int, payload: bytes) -> None:
+        """The cloud speaks on that connection."""
+        self.link.answer(number, payload)
 
     def run(self, until_s: float) -> None:
         """Let everything happen that is due."""
@@ -121,7 +124,7 @@ class VirtualWorld:
         if trouble.kind == "crash":
             self.cloud.crash(trouble.lasts_s)
         elif trouble.kind == "forget":
-            self.cloud.routes = self.cloud.empty_routes()
+            self.cloud.forget()
         else:
             self.link.trouble(trouble)
 
@@ -130,7 +133,7 @@ class _UnevenDrafter(ScriptedDrafter):
     """Takes its time by the world's clock, more or less of it."""
 
     def __init__(self, proposal: Proposal, world: VirtualWorld, **settings: Any) -> None:
-        super().__init__(proposal, gamma_s=world.scene.gamma_s, clock=world.clock, **settings)
+        super().__init__(proposal, VOCABULARY, gamma_s=world.scene.gamma_s, clock=world.clock, **settings)
         self._world = world
 
     def draft(self) -> Drawn:
@@ -238,9 +241,7 @@ class VirtualLink:
         else:
             self._due.add(trouble.kind)
 
-    def _put(
-        self, connection: _Connection, line: _Line, way: str, lasts_s: float, deliver: Callable[[], None]
-    ) -> None:
+    def _put(self, connection: _Connection, line: _Line, way: str, lasts_s: float, deliver: Callable[[], None]) -> None:
         world = self._world
         line.free_s = max(line.free_s, world.now_s) + lasts_s
         copies = 0 if self._happens(f"lose_{way}") else 2 if self._happens(f"repeat_{way}") else 1
@@ -260,143 +261,3 @@ class VirtualLink:
             return False
         self._due.remove(kind)
         return True
-
-
-class VirtualCloud:
-    """A front and its one worker. The front does what `pipesd.cloud.front` does, with that one's table and answers; the
-    worker takes its messages between two passes."""
-
-    def __init__(self, world: VirtualWorld) -> None:
-        self._world = world
-        scene = world.scene
-        self.target = ScriptedTarget(scene.law, context=scene.context, end_ids=scene.end_ids)
-        self._limits = CloudLimits(
-            context=scene.context, vocabulary_size=self.target.vocabulary.size, **{"prefill_piece": 16, **scene.limits}
-        )
-        self._identity = Identity(self.target.info, self.target.vocabulary)
-        self.routes = self.empty_routes()
-        self.errors: list[wire.Error] = []  # that were answered
-        self._life = 0  # a number for each worker
-        self._start()
-
-    def empty_routes(self) -> Routes:
-        return Routes(64, self._limits.idle_s)
-
-    # -- the front ----------------------------------------------------------------------------------------------------
-
-    def take(self, number: int, payload: bytes) -> None:
-        """A message that arrived on connection `number`."""
-        message, now_s = wire.decode(payload), self._world.now_s
-        connection = b"%d" % number
-        route = self.routes[message.session]
-        if isinstance(message, wire.Hello):
-            self._answer(number, hello_reply(message, self._identity, RETRY_MS))
-            return
-        if isinstance(message, wire.Probe):
-            if route is not None:
-                self.routes.heard(route, connection, now_s)
-            gone = ProbeStatus.UNKNOWN_SESSION if self._up else ProbeStatus.DOWN
-            status = ProbeStatus.OK if route is not None else gone
-            reply = bytes(min(message.reply_bytes, max(len(message.payload), 1 << 16)))
-            self._answer(number, wire.Probed(message.session, message.opening, message.token, status, 0, reply))
-            return
-        if isinstance(message, wire.Open):
-            self._open(number, message)
-            return
-        if route is None:
-            if isinstance(message, wire.Draft):
-                self._answer(number, _unknown(message.session, message.opening))
-            return
-        if message.opening < route.opening:
-            return
-        self.routes.heard(route, connection, now_s)
-        self._tell(message)
-
-    def _open(self, number: int, m: wire.Open) -> None:
-        route = self.routes[m.session]
-        if route is not None and m.opening <= route.opening:
-            return
-        refusal = open_refusal(m, self._identity, draining=False, retry_ms=RETRY_MS)
-        if refusal is None and not self._up:
-            refusal = starting(m, self._identity, RETRY_MS)
-        if refusal is not None:
-            self._answer(number, refusal)
-            return
-        self.routes.open(m.session, m.opening, b"%d" % number, 0, self._world.now_s)
-        self._tell(m)
-
-    def _deliver(self, messages: Sequence[Message]) -> None:
-        """What the worker says."""
-        for message in messages:
-            if isinstance(message, wire.Gone):
-                self.routes.gone(message.session, message.opening)
-            elif (route := self.routes[message.session]) is not None:
-                route.granted = route.granted or isinstance(message, wire.Opened)
-                self._answer(int(route.routing_id), message)
-                refuses = isinstance(message, wire.Error) or (isinstance(message, wire.Resend) and message.pos == 0)
-                if refuses and not route.granted and message.opening == route.opening:
-                    self.routes.forget(message.session)
-
-    def _answer(self, number: int, message: Message) -> None:
-        if isinstance(message, wire.Error):
-            self.errors.append(message)
-        self._world.link.answer(number, wire.encode(message))
-
-    # -- the worker ---------------------------------------------------------------------------------------------------
-
-    def crash(self, rest_s: float) -> None:
-        """The worker ends with all it holds; the front sees it, tells the sessions, and has a new one after `rest_s`.
-        One that rests goes on resting."""
-        if not self._up:
-            return
-        self._up = False
-        self._life += 1
-        self._waiting.clear()
-        for route in self.routes.forget_worker(0):
-            self._answer(int(route.routing_id), _unknown(route.session, route.opening))
-        self._world.at(self._world.now_s + rest_s, self._start)
-
-    def _start(self) -> None:
-        self._up, self._busy = True, False
-        self._life += 1
-        self._waiting: deque[Message] = deque()
-        scene = self._world.scene
-        self.target = ScriptedTarget(scene.law, context=scene.context, end_ids=scene.end_ids)
-        self.machine = CloudMachine(self._limits, max(1, math.ceil(1000 * (scene.pass_s + scene.token_s))))
-
-    def _tell(self, message: Message) -> None:
-        if self._up:
-            self._waiting.append(message)
-            if not self._busy:
-                self._turn()
-
-    def _turn(self) -> None:
-        """Drain, choose, begin a pass; its end is an event."""
-        now_s, machine = self._world.now_s, self.machine
-        while self._waiting:
-            self._deliver(machine.receive(self._waiting.popleft(), now_s))
-        self._deliver(machine.tick(now_s))
-        for slot in machine.take_freed():
-            self.target.truncate(slot, 0)
-        work = machine.work()
-        self._busy = bool(work)
-        if not work:
-            return
-        for item in work:
-            self.target.truncate(item.slot, item.keep)
-        choices = self.target.greedy([(item.slot, item.ids, item.rows) for item in work])
-        scene, life = self._world.scene, self._life
-        took_s = scene.pass_s + scene.token_s * sum(len(item.ids) for item in work)
-
-        def finish() -> None:
-            if life != self._life:
-                return
-            for item, chosen in zip(work, choices, strict=True):
-                self._deliver(machine.done(item, chosen, took_s, self._world.now_s))
-            self._turn()
-
-        self._world.at(now_s + took_s, finish)
-
-
-def _unknown(session: int, opening: int) -> wire.Error:
-    return wire.Error(session, opening, wire.ErrorCode.UNKNOWN, "no such session here; open again with all ids")

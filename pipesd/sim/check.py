@@ -1,8 +1,12 @@
 """A checker outside the loop: reads the event log of a run and recomputes what the edge should have done and counted.
 
 From the draws, the probabilities and the verdicts alone it derives the committed ids and what was accepted, every
-trigger, what each DRAFT had to carry, every promotion, and the sums of the statistics; whatever differs from the log is
-a finding. It shares no code with the state machine and the triggers that it checks.
+trigger, which tokens were due when by the token batching in force, what each DRAFT had to carry and why it was sent,
+every promotion, what a plan is worth, and the sums of the statistics; whatever differs from the log is a finding. It
+shares no code with the state machine, the triggers and the planner that it checks; their rules are in `check_rules`.
+
+Not seen in a log, hence not checked: the calibration behind the trigger `gain`, and, where no figures of the link were
+logged, whether it was idle.
 """
 
 from __future__ import annotations
@@ -10,41 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-Event = dict[str, Any]
+from pipesd.sim.check_rules import FORCED, DueRule, Event, LinkRule, TriggerRule, plan_findings
+from pipesd.sim.check_state import LEAST_AHEAD, Generation
+
 COUNTERS = ("target_passes", "verified", "stale", "busy")
-
-
-@dataclass
-class _Generation:
-    """What one generation's log says so far."""
-
-    start: Event
-    known: int  # committed length
-    limit: int
-    draft: list[int] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)  # committed behind the prompt
-    since_trigger: int = 0
-    due: str | None = None  # a trigger that must come next
-    nav: tuple[int, int] | None = None
-    proactive: int = 0  # tokens at the draft's end that were drafted while a NAV was outstanding
-    rolled_back: int | None = None
-    openings: int = 0
-    told: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
-    sums: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
-    counts: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(
-            ("drafted", "accepted", "rejections", "navs", "rounds", "promoted", "bytes_up", "bytes_down"), 0
-        )
-    )
-
-    def promote(self, number: int) -> None:
-        self.counts["promoted"] += number
-        self.proactive -= number
 
 
 def check_events(events: Iterable[Event]) -> list[str]:
@@ -59,7 +36,8 @@ def check_file(path: str | Path) -> list[str]:
 
 
 def _findings(events: Iterable[Event]) -> Iterator[str]:
-    g: _Generation | None = None
+    g: Generation | None = None
+    rules: tuple[TriggerRule, DueRule, LinkRule] | None = None
     last_s = 0.0
     for number, event in enumerate(events, 1):
         where = f"event {number} ({event['event']})"
@@ -67,151 +45,281 @@ def _findings(events: Iterable[Event]) -> Iterator[str]:
             yield f"{where}: time goes back from {last_s} to {event['t']}"
         last_s = event["t"]
         if event["event"] == "start":
-            g = _Generation(event, event["prompt_tokens"], event["limit"])
+            if rules is None:
+                rules = TriggerRule(event), DueRule(event["batching"]), LinkRule()
+            g = Generation(event, *rules, event["prompt_tokens"], event["limit"], drafts=event["trigger"] is not None)
+            g.forget()
         elif g is not None:
-            for finding in _STEPS[event["event"]](g, event):
+            g.now_s = last_s
+            for finding in _step(g, event):
                 yield f"{where}: {finding}"
             if event["event"] == "end":
                 g = None
+            else:
+                g.before = event
     if g is not None:
         yield "the log ends within a generation"
 
 
-def _drafted(g: _Generation, event: Event) -> Iterator[str]:
-    if g.due:
-        yield f"drafted on although the trigger {g.due!r} was due"
-    if event["pos"] != g.known + len(g.draft):
-        yield f"drafted position {event['pos']}, the next one is {g.known + len(g.draft)}"
-    if not 0.0 <= event["p_draft"] <= 1.0:
-        yield f"probability {event['p_draft']}"
+def _step(g: Generation, event: Event) -> Iterator[str]:
+    name = event["event"]
+    if g.rollback is not None and name != "committed":
+        g.cut(g.rollback)
+        g.rollback = None
+    if g.expected and name != "trigger":
+        yield f"the trigger {g.expected!r} was due"
+        g.expected = None
+    step = _STEPS.get(name)
+    if step is not None:
+        yield from step(g, event)
+
+
+def _drafted(g: Generation, event: Event) -> Iterator[str]:
+    if g.rule.due and g.state != "waiting" and not g.tried:
+        g.late += g.rule.held and g.nav is None
+        if not g.rule.held or g.late > 1:
+            yield f"drafted on although tokens up to {g.end} were due to go ({g.rule.due})"
+    g.tried = False
+    if not g.may_draft:
+        yield f"drafted beyond its bounds: {len(g.draft)} tokens behind {g.known}, a verdict is awaited: {g.nav}"
+    if event["pos"] != g.end:
+        yield f"drafted position {event['pos']}, the next one is {g.end}"
+    if not 0.0 <= event["p_draft"] <= 1.0 or not event["entropy"] >= 0.0:
+        yield f"probability {event['p_draft']}, entropy {event['entropy']}"
     g.draft.append(event["id"])
     g.counts["drafted"] += 1
-    g.proactive += g.nav is not None
-    g.since_trigger += 1
-    if g.start["strategy"] == "vanilla" and g.since_trigger == g.start["draft_length"]:
-        g.due = "length"
+    if g.nav is not None:
+        g.counts["proactive"] += 1
+        g.proactive += 1
+    g.rule.drafted(g.link.idle(g.when_s))
+    g.expected = g.trigger.observe(event["p_draft"], event["entropy"])
 
 
-def _trigger(g: _Generation, event: Event) -> Iterator[str]:
-    if event["rule"] != g.due:
-        yield f"trigger {event['rule']!r}, due was {g.due!r}"
-    g.due, g.since_trigger = None, 0
+def _trigger(g: Generation, event: Event) -> Iterator[str]:
+    rule, wanted = event["rule"], g.expected
+    g.expected = None
+    g.triggers[rule] += 1
+    if event["end"] != g.end:
+        yield f"the trigger names the end {event['end']}, the draft's is {g.end}"
+    if rule == FORCED:
+        if g.state != "run" or g.nav is not None or g.may_draft or g.rule.due == "ask" or (not g.draft and g.more):
+            yield "asks as if nothing else could be done"
+    elif rule != wanted and not (g.trigger.may_ask(rule) and g.before["event"] == "drafted"):
+        yield f"trigger {rule!r}, due was {wanted!r}"
+    if g.trigger.may_ask(rule):
+        g.trigger.asked()
+    g.rule.due = "ask"
+    if g.state == "waiting":  # it is outstanding, and said with the next opening
+        g.blurred |= g.nav is not None
+        g.ask()
+        g.link.asked(g.now_s)
 
 
-def _sent(g: _Generation, event: Event) -> Iterator[str]:
+def _held(g: Generation, event: Event) -> Iterator[str]:
+    if g.nav is None or g.rule.held or not (g.rule.due or g.rule.batching == "greedy"):
+        yield "holds tokens back that were not due, or while no verdict is awaited"
+    elif g.link.worth_sending(g.when_s, g.rule.unsent):
+        yield f"holds {g.rule.unsent} tokens back that were worth sending"
+    g.rule.held, g.late = True, 0
+    g.rule.due = g.rule.due or "send"
+
+
+def _sent(g: Generation, event: Event) -> Iterator[str]:
     if event["kind"] not in ("Open", "Hello"):
         g.counts["bytes_up"] += event["bytes"]
     if event["kind"] == "Open":
         g.openings += 1  # a NAV stays outstanding: said again, it is the same one
-        g.sums = [a + b for a, b in zip(g.sums, g.told, strict=True)]
-        g.told = [0, 0, 0, 0]
+        g.sums = [a + b for a, b in zip(g.sums, g.told_counters, strict=True)]
+        g.told_counters = [0, 0, 0, 0]
+        g.state, g.nav_said, g.more = "opening", False, False
+        g.ahead = g.run_ahead = LEAST_AHEAD
+        g.sent = g.told = g.known
+        g.tried = True  # one more token may be drafted before there is another look at what is due
     if event["kind"] != "Draft":
         return
-    end = g.known + len(g.draft)
     if event["known"] != g.known:
         yield f"says that {event['known']} ids are known, {g.known} are"
-    if event["pos"] + len(event["ids"]) != end or event["ids"] != g.draft[event["pos"] - g.known :]:
+    if event["pos"] + len(event["ids"]) != g.end or event["ids"] != g.draft[event["pos"] - g.known :]:
         yield f"carries {event['ids']} from {event['pos']}, the draft is {g.draft} from {g.known}"
-    if event["nav"] and not event["again"] and (g.nav is None or end > g.nav[0]):
-        g.nav = (end, g.known)
-        g.counts["navs"] += 1
-    if event["ids"] and not event["nav"] and not event["again"] and g.start["strategy"] == "vanilla":
-        yield "vanilla sent draft tokens without asking for their verification"
+    g.asked = False
+    yield from _reason(g, event)
+    g.sent, g.told, g.nav_said = g.end, g.known, g.nav_said or event["nav"]
+    if event["bytes"]:
+        g.rule.sent()
+        g.link.sent(g.now_s, len(event["ids"]))
+        g.late = 0
+    else:
+        g.sent, g.told, g.tried = max(g.known, event["pos"]), 0, True
+        g.nav_said = g.nav_said and not event["nav"]
+    if g.asked:
+        g.link.asked(g.now_s)
 
 
-def _received(g: _Generation, event: Event) -> Iterator[str]:
+def _reason(g: Generation, event: Event) -> Iterator[str]:
+    """Why a DRAFT may be sent now, and whether it asks as it should."""
+    answers = g.before.get("kind") if g.before["event"] == "received" else None
+    if event["again"]:
+        if answers != "Verdict" and g.before["event"] != "deadline":
+            yield "asks for a repetition although no deadline passed and nothing is missing"
+    elif answers != "Resend":
+        if event["pos"] != max(g.sent, g.known):
+            yield f"begins at {event['pos']}, what was not sent yet begins at {max(g.sent, g.known)}"
+        restated = g.nav is not None and not g.nav_said
+        chosen = g.nav is not None and not restated and event["ids"]
+        if chosen and g.link.worth_sending(g.when_s, g.rule.unsent) is False:
+            yield f"sends {g.rule.unsent} tokens ahead of a verdict that are not worth it, or too much for the link"
+        if g.rule.due == "ask":
+            g.blurred |= restated
+            g.ask()
+        elif event["nav"] and not restated:
+            if g.start["trigger"] is not None or g.state != "run" or g.nav is not None or g.more:
+                yield "asks for verification although nothing triggered it"
+            g.ask()
+        elif not event["nav"] and event["ids"] and not _due(g):
+            yield f"sends {len(event['ids'])} tokens that were not due"
+        elif not event["nav"] and not event["ids"] and 2 * (g.known - g.told) < g.run_ahead:
+            yield "sends an empty message that says nothing new"
+    if event["nav"] != (g.nav is not None) and (
+        event["nav"] or event["again"] or answers == "Resend" or not g.nav_said
+    ):
+        yield f"asks for verification: {event['nav']}, outstanding is {g.nav}"
+
+
+def _due(g: Generation) -> bool:
+    """Whether tokens were to go: by what was due, or as the link has become idle meanwhile."""
+    return g.rule.due == "send" or (g.rule.batching == "greedy" and g.link.idle(g.when_s) is not False)
+
+
+def _received(g: Generation, event: Event) -> Iterator[str]:
     g.counts["bytes_down"] += event["bytes"]
-    if event["kind"] == "Opened":
-        g.limit = min(g.limit, event["limit"])
-    own = event["kind"] == "Verdict" and event["opening"] == g.openings + g.start["opening"]
-    if own and event["counters"] and event["pos"] <= g.known:
-        g.told = [max(a, b) for a, b in zip(g.told, event["counters"], strict=True)]
+    own = event["opening"] == g.openings + g.start["opening"] and g.state != "waiting"
+    if own and event["kind"] in ("Opened", "Verdict"):
+        g.state = "run"
+    if own and event["kind"] == "Opened":
+        g.limit, g.ahead, g.run_ahead = min(g.start["limit"], event["limit"]), event["draft_ahead"], event["run_ahead"]
+    if own and event["kind"] == "Verdict":
+        g.more = event["more"]
+        if event["counters"] and event["pos"] <= g.known:
+            g.told_counters = [max(a, b) for a, b in zip(g.told_counters, event["counters"], strict=True)]
     yield from ()
 
 
-def _rollback(g: _Generation, event: Event) -> Iterator[str]:
-    g.rolled_back = event["pos"]
-    if event["pos"] == g.limit - 1:  # the cloud granted less than was drafted
-        del g.draft[max(0, event["pos"] - g.known) :]
+def _rollback(g: Generation, event: Event) -> Iterator[str]:
+    g.rollback = event["pos"]
     yield from ()
 
 
-def _without_drafts(g: _Generation, event: Event) -> Iterator[str]:
-    g.draft, g.nav, g.proactive, g.due = [], None, 0, None
+def _retry(g: Generation, event: Event) -> Iterator[str]:
+    g.state = "waiting"
     yield from ()
 
 
-def _committed(g: _Generation, event: Event) -> Iterator[str]:
+def _without_drafts(g: Generation, event: Event) -> Iterator[str]:
+    g.drafts = False
+    yield from ()
+
+
+def _committed(g: Generation, event: Event) -> Iterator[str]:
     if event["pos"] != g.known:
         yield f"commits from {event['pos']}, {g.known} ids are committed"
     g.counts["rounds"] += 1
-    for token, accepted in zip(event["ids"], event["accepted"], strict=True):
+    accepted, rejected = 0, False
+    for token, said in zip(event["ids"], event["accepted"], strict=True):
         equal = bool(g.draft) and g.draft[0] == token
-        if equal != accepted:
-            yield f"id {token} at {g.known}: accepted is {accepted}, the draft was {g.draft}"
+        if equal != said:
+            yield f"id {token} at {g.known}: accepted is {said}, the draft was {g.draft}"
         if equal:
             if len(g.draft) == g.proactive:
                 g.promote(1)
             del g.draft[0]
-            g.counts["accepted"] += 1
+            accepted += 1
         elif g.draft:
-            if g.rolled_back != g.known:
-                yield f"the draft ended at {g.known}, the drafter was rolled back to {g.rolled_back}"
-            g.draft, g.nav, g.proactive, g.since_trigger, g.due = [], None, 0, 0, None
-            g.counts["rejections"] += 1
+            if g.rollback != g.known:
+                yield f"the draft ended at {g.known}, the drafter was rolled back to {g.rollback}"
+            g.draft, g.nav, g.proactive, rejected = [], None, 0, True
         g.known += 1
         g.ids.append(token)
+    if (g.rollback is not None) != rejected:
+        yield f"the drafter was rolled back to {g.rollback} in a round that rejected: {rejected}"
+    g.rollback = None
+    g.sent = g.known if rejected else max(g.sent, g.known)
+    g.counts["accepted"] += accepted
+    g.counts["rejections"] += rejected
+    g.trigger.decided(accepted, rejected)
+    g.link.decided(rejected)
+    if rejected:
+        g.forget()
     if g.nav is not None and g.known >= max(g.nav[0], g.nav[1] + 1):
         g.nav = None
         g.promote(g.proactive)
-    if not g.draft:
-        g.since_trigger = 0
-    if g.ids[-1] in g.start["stop_ids"] or g.known >= g.limit:
-        g.due = None
     if g.known > g.limit:
         yield f"{g.known} ids are committed, the limit is {g.limit}"
     if any(token in g.start["stop_ids"] for token in g.ids[:-1]):
         yield "ids were committed behind an end id"
 
 
-def _end(g: _Generation, event: Event) -> Iterator[str]:
+def _plan(g: Generation, event: Event) -> Iterator[str]:
+    yield from _at_round_end(g)
+    if g.rule.batching != "dp":
+        yield "a plan that nothing goes by"
+    unknown = g.blurred or event["why"] == "begin"
+    yield from plan_findings(event, g.start["link_model"], None if unknown else g.rule.window)
+    g.rule.adopt(event["sizes"])
+
+
+def _thresholds(g: Generation, event: Event) -> Iterator[str]:
+    yield from _at_round_end(g)
+    g.trigger.adopt(event)
+
+
+def _estimate(g: Generation, event: Event) -> Iterator[str]:
+    yield from _at_round_end(g)
+    g.link.adopt(event)
+
+
+def _at_round_end(g: Generation) -> Iterator[str]:
+    """Parameters change at a generation's beginning and at the end of rounds only."""
+    ended = not g.before or g.before["event"] in ("committed", "rollback", "plan", "thresholds", "estimate", "start")
+    cancelled = bool(g.before) and g.before.get("kind") == "Cancel"
+    if not ended and not cancelled:
+        yield f"changes behind {g.before['event']!r}, where no round ends"
+
+
+def _end(g: Generation, event: Event) -> Iterator[str]:
     stats, counts = event["stats"], g.counts
-    sums = [a + b for a, b in zip(g.sums, g.told, strict=True)]
-    accepted, verified = counts["accepted"], sums[1]
+    sums = [a + b for a, b in zip(g.sums, g.told_counters, strict=True)]
+    accepted, verified, decided = counts["accepted"], sums[1], counts["accepted"] + counts["rejections"]
+    unsure = {"navs", "promoted"} if g.blurred else set()
     expected: dict[str, Any] = {
         "tokens": len(g.ids),
         "openings": g.openings,
-        **{
-            name: counts[name]
-            for name in ("drafted", "accepted", "navs", "rounds", "promoted", "bytes_up", "bytes_down")
-        },
+        "triggers": dict(g.triggers),
+        **{name: count for name, count in counts.items() if name != "rejections"},
         **dict(zip(COUNTERS[:3], sums, strict=False)),
         "discarded": max(0, counts["drafted"] - verified),
         "acceptance_rate": accepted / verified if verified else None,
-        "acceptance_per_token": accepted / (accepted + counts["rejections"])
-        if accepted + counts["rejections"]
-        else None,
+        "acceptance_per_token": accepted / decided if decided else None,
     }
     for name, value in expected.items():
         got = stats[name]
-        if got != value and not (isinstance(value, float) and isinstance(got, float) and abs(got - value) < 1e-5):
+        close = isinstance(value, float) and isinstance(got, float) and abs(got - value) < 1e-5
+        if got != value and not close and name not in unsure:
             yield f"{name} is {got}, recomputed {value}"
 
 
-def _nothing(g: _Generation, event: Event) -> Iterator[str]:
-    yield from ()
-
-
-_STEPS = {
+_STEPS: dict[str, Callable[[Generation, Event], Iterator[str]]] = {
     "drafted": _drafted,
     "trigger": _trigger,
+    "held": _held,
     "sent": _sent,
     "received": _received,
     "rollback": _rollback,
+    "retry": _retry,
     "committed": _committed,
+    "plan": _plan,
+    "thresholds": _thresholds,
+    "estimate": _estimate,
     "without_drafts": _without_drafts,
-    "retry": _nothing,
-    "deadline": _nothing,
     "end": _end,
 }
 

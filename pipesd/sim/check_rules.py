@@ -1,0 +1,249 @@
+"""What the checker of event logs knows of the rules: when verification is asked for, when tokens are due, what a plan
+is worth. Written from the rules' definitions alone, plain and slow; it shares no code with what decides in a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+Event = dict[str, Any]
+
+FORCED = "must"  # the rule of an edge that can do nothing else
+FIRST_WINDOW, MOST_DRAFTS = 20, 100
+LEAST_ADAPTIVE = 1e-12
+SETTINGS = ("sequence_threshold", "token_threshold", "entropy_threshold", "draft_length")
+
+
+class TriggerRule:
+    """Recomputes a trigger. Its settings, and what it has learnt, last for the whole session."""
+
+    def __init__(self, start: Event) -> None:
+        self.name = start["trigger"]
+        self.settings = {name: start[name] for name in SETTINGS}
+        self._drafts: list[list[float]] = [[]]  # the probabilities of what is undecided; the last one is not asked for
+        self._accepted = 0  # tokens of the first of them that are accepted
+
+    def adopt(self, settings: Event) -> None:
+        """Other settings, from a `thresholds` event."""
+        self.settings.update((name, settings[name]) for name in SETTINGS if name in settings)
+
+    def observe(self, p_draft: float, entropy: float) -> str | None:
+        """The rule that must ask behind this token, or None; of `gain` it cannot be said, see `may_ask`."""
+        draft = self._drafts[-1]
+        draft.append(p_draft)
+        product = math.prod(draft)
+        fires = {
+            "fixed": [("length", len(draft) >= self.settings["draft_length"])],
+            "sequence": [("sequence", product <= self.settings["sequence_threshold"])],
+            "token": [("token", p_draft <= self.settings["token_threshold"])],
+            "dual": [
+                ("sequence", product <= self.settings["sequence_threshold"]),
+                ("token", p_draft <= self.settings["token_threshold"]),
+            ],
+            "entropy": [("entropy", math.sqrt(max(entropy, 0.0)) > self.settings["entropy_threshold"])],
+            "adaptive": [("sequence", product <= max(self.settings["sequence_threshold"], LEAST_ADAPTIVE))],
+        }
+        rule = next((name for name, fired in fires.get(self.name, ()) if fired), None)
+        if rule is not None:
+            self.asked()
+        return rule
+
+    def may_ask(self, rule: str) -> bool:
+        """Whether the trigger may ask by `rule` where `observe` could not tell."""
+        return self.name == rule == "gain"
+
+    def asked(self) -> None:
+        """Verification was asked for: a new draft begins."""
+        if self._drafts[-1]:
+            self._drafts.append([])
+
+    def forget(self) -> None:
+        """The draft was dropped."""
+        self._drafts, self._accepted = [[]], 0
+
+    def decided(self, accepted: int, rejected: bool) -> None:
+        """So many more of the undecided tokens were accepted, the next one not if `rejected`."""
+        whole = False
+        self._accepted += accepted
+        while len(self._drafts) > 1 and self._accepted >= len(self._drafts[0]):
+            self._accepted -= len(self._drafts[0])
+            self._learn(self._drafts.pop(0), 0)
+            whole = True
+        self._accepted = min(self._accepted, len(self._drafts[0]))
+        left = len(self._drafts[0]) - self._accepted
+        if rejected:
+            if left > 0 and not (whole and self._accepted == 0):
+                self._learn(self._drafts[0], left)
+            self.forget()
+
+    def _learn(self, draft: Sequence[float], wrong: int) -> None:
+        """R1 of EdgeLLM behind the verdict on a draft of which the last `wrong` tokens were not accepted."""
+        if self.name != "adaptive":
+            return
+        before = max(self.settings["sequence_threshold"], LEAST_ADAPTIVE)
+        product = max(math.prod(draft), LEAST_ADAPTIVE)
+        after = before / 2 if not wrong else before / math.pow(product, wrong / len(draft))
+        self.settings["sequence_threshold"] = min(max(after, LEAST_ADAPTIVE), 1.0)
+
+
+class DueRule:
+    """Recomputes which tokens are due when, by the token batching in force. `due` is "", "send" or "ask"."""
+
+    def __init__(self, batching: str) -> None:
+        self.batching = batching
+        self.due = ""
+        self.held = False  # it was said that what is due waits for the link
+        self.since = 0  # tokens since verification was last asked for, which is a draft's length
+        self.unsent = 0
+        self.lengths: list[int] = []
+        self.waiting = 0  # tokens of the present token batch
+        self._sizes: Sequence[int] = (1,)
+        self._next_sizes: Sequence[int] = (1,)
+        self._at = 0
+
+    def adopt(self, sizes: Sequence[int]) -> None:
+        """Another plan: at once where a period begins, else from the next period on."""
+        self._next_sizes = sizes
+        if self._at == 0 and self.waiting == 0:
+            self._sizes = sizes
+
+    def drafted(self, link_idle: bool | None) -> None:
+        """One more token; `link_idle` is None where that is not known."""
+        self.since += 1
+        self.unsent += 1
+        self.waiting += 1
+        if self.batching == "dp" and self.waiting >= self._sizes[self._at]:
+            self.due = self.due or "send"
+            self._next_batch()
+        elif self.batching == "immediate" or (self.batching == "greedy" and link_idle):
+            self.due = self.due or "send"
+            self.waiting = 0
+
+    def sent(self) -> None:
+        """A message took all that waited."""
+        if self.waiting:
+            self._next_batch()
+        self.due, self.held, self.unsent = "", False, 0
+
+    def asked(self) -> None:
+        """Verification was asked for: the draft and the period end."""
+        if self.since:
+            self.lengths = [*self.lengths, self.since][-MOST_DRAFTS:]
+        self.due, self.held, self.since = "", False, 0
+        self._begin()
+
+    def forget(self) -> None:
+        """The draft was dropped, and what was due with it."""
+        self.due, self.held, self.since, self.unsent = "", False, 0, 0
+        self._begin()
+
+    @property
+    def window(self) -> int:
+        """The window that plans are made for now: the mean draft length, rounded half up."""
+        if not self.lengths:
+            return FIRST_WINDOW
+        return max(1, math.floor(sum(self.lengths) / len(self.lengths) + 0.5))
+
+    def _next_batch(self) -> None:
+        self.waiting = 0
+        self._at += 1
+        if self._at >= len(self._sizes):
+            self._begin()
+
+    def _begin(self) -> None:
+        self._sizes, self._at, self.waiting = self._next_sizes, 0, 0
+
+
+class LinkRule:
+    """How long the link has to do with what it was given, by the figures logged, and whether a draft that may yet be
+    dropped is worth to be sent. A decision lies between two events, so a question is about `(earliest, latest)`; None
+    where the answer changes in between, or there are no figures."""
+
+    MEMORY = 0.1  # weight of the last verdict in the share of drafts that outlived theirs
+    SLACK_S = 2e-6  # times in a log are rounded to the microsecond
+
+    def __init__(self) -> None:
+        self._figures: Event | None = None
+        self._free_s = self._answered_s = 0.0
+        self._survival = 0.5
+
+    def adopt(self, figures: Event) -> None:
+        """What was measured, from an `estimate` event."""
+        names = ("gap_s", "beta_s", "gamma_s", "rtt_s", "pass_s")
+        self._figures = {name: figures[name] or 0.0 for name in names}
+
+    def sent(self, now_s: float, tokens: int) -> None:
+        """A message was handed to the link."""
+        if self._figures is not None:
+            self._free_s = max(self._free_s, now_s) + self._takes_s(tokens)
+
+    def asked(self, now_s: float) -> None:
+        """Verification was asked for, by what was sent last."""
+        if self._figures is not None:
+            answer_s = self._figures["rtt_s"] + self._figures["pass_s"]
+            self._answered_s = max(self._free_s, now_s) + answer_s
+
+    def decided(self, rejected: bool) -> None:
+        """A verdict came."""
+        self._survival += self.MEMORY * ((0.0 if rejected else 1.0) - self._survival)
+
+    def idle(self, when_s: tuple[float, float]) -> bool | None:
+        """Whether nothing is on its way into the link."""
+        if self._figures is None:
+            return None
+        if self._free_s < when_s[0] - self.SLACK_S:
+            return True
+        return False if self._free_s > when_s[1] + self.SLACK_S else None
+
+    def worth_sending(self, when_s: tuple[float, float], tokens: int) -> bool | None:
+        """Whether so many tokens, all that were not sent, may go while a verdict is awaited: the link must have taken
+        the rest to within the drafting of a token, and what is gained if the draft lives must outweigh by how much the
+        next one would be late if it does not."""
+        answers = {self._worth(time_s, tokens) for time_s in (when_s[0] - self.SLACK_S, when_s[1] + self.SLACK_S)}
+        return answers.pop() if len(answers) == 1 else None
+
+    def _worth(self, now_s: float, tokens: int) -> bool | None:
+        if self._figures is None:
+            return None
+        busy_s, gamma_s = max(0.0, self._free_s - now_s), self._figures["gamma_s"]
+        gain_s = busy_s + self._takes_s(tokens)
+        loss_s = gain_s - max(0.0, self._answered_s - now_s) - gamma_s
+        return bool(busy_s <= gamma_s and self._survival * gain_s >= (1.0 - self._survival) * loss_s)
+
+    def _takes_s(self, tokens: int) -> float:
+        assert self._figures is not None
+        gap_s, beta_s = self._figures["gap_s"], self._figures["beta_s"]
+        return float(gap_s + beta_s * tokens)
+
+
+def plan_findings(plan: Event, link_model: str, window: int | None) -> Iterator[str]:
+    """What is wrong with a plan: its total, how far it is from the best one, its window where it is known."""
+    sizes, total_s = plan["sizes"], plan["total_s"]
+    alpha_s, beta_s, gamma_s, gap_s = (plan[name] for name in ("alpha_s", "beta_s", "gamma_s", "gap_s"))
+    if plan["window"] != sum(sizes) or min(sizes) < 1:
+        yield f"token batches {sizes} for a window of {plan['window']}"
+        return
+    if gap_s > alpha_s or (link_model == "hockney" and gap_s != alpha_s):
+        yield f"gap {gap_s} s with alpha {alpha_s} s, planned by the {link_model} model"
+    end_s, drafted = 0.0, 0
+    for size in sizes:
+        drafted += size
+        end_s = max(end_s, drafted * gamma_s) + gap_s + beta_s * size
+    own_s = end_s + alpha_s - gap_s
+    if not math.isclose(own_s, total_s, rel_tol=1e-9, abs_tol=1e-9):
+        yield f"the plan's total is {total_s} s, recomputed {own_s}"
+    best_s = _least_end_s(drafted, beta_s, gamma_s, gap_s) + alpha_s - gap_s
+    if own_s > best_s * 1.01 + 1e-9:
+        yield f"the plan takes {own_s} s, the best one for {drafted} tokens {best_s}"
+    if window is not None and plan["window"] != window:
+        yield f"planned for a window of {plan['window']}, the drafts so far make it {window}"
+
+
+def _least_end_s(window: int, beta_s: float, gamma_s: float, gap_s: float) -> float:
+    """When the last of `window` tokens can have left at the earliest: every last token batch is tried."""
+    ends_s = [0.0]
+    for j in range(1, window + 1):
+        ends_s.append(min(max(ends_s[i], gamma_s * j) + gap_s + beta_s * (j - i) for i in range(j)))
+    return ends_s[window]

@@ -1,0 +1,93 @@
+"""What the log of one generation says so far, for the checker of event logs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from pipesd.sim.check_rules import DueRule, Event, LinkRule, TriggerRule
+
+LEAST_AHEAD = 16  # tokens ahead, of draft and of free run, until the cloud has granted more
+COUNTED = ("drafted", "accepted", "rejections", "navs", "rounds", "proactive", "promoted", "bytes_up", "bytes_down")
+
+
+@dataclass
+class Generation:
+    """What one generation's log says so far. The rules remember what the session's earlier ones have shown."""
+
+    start: Event
+    trigger: TriggerRule
+    rule: DueRule
+    link: LinkRule
+    known: int  # committed length
+    limit: int
+    now_s: float = 0.0
+    draft: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)  # committed behind the prompt
+    expected: str | None = None  # a trigger that must come next
+    nav: tuple[int, int] | None = None
+    nav_said: bool = False  # in this opening
+    asked: bool = False  # by what is being sent
+    proactive: int = 0  # tokens at the draft's end that were drafted while a NAV was outstanding
+    rollback: int | None = None  # just said; what it means shows the next event
+    drafts: bool = True
+    state: str = "opening"  # waiting: the cloud named a time to come again
+    sent: int = 0  # position up to which the draft has been sent in this opening
+    told: int = 0  # the last acknowledgement
+    more: bool = False
+    ahead: int = LEAST_AHEAD
+    run_ahead: int = LEAST_AHEAD
+    tried: bool = False  # what was due was given to the link, which did not take it
+    late: int = 0  # tokens drafted since what is due could have gone
+    before: Event = field(default_factory=dict)  # the last event
+    blurred: bool = False  # whether a NAV was asked anew or said again cannot be told from the log
+    openings: int = 0
+    told_counters: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    sums: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
+    triggers: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def when_s(self) -> tuple[float, float]:
+        """Between which times what is told now was decided."""
+        return (self.before or self.start)["t"], self.now_s
+
+    @property
+    def end(self) -> int:
+        """Position behind the draft."""
+        return self.known + len(self.draft)
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether another token is of use, by the bounds."""
+        ended = bool(self.draft) and self.draft[-1] in self.start["stop_ids"]
+        full = len(self.draft) >= min(self.ahead, self.start["draft_ahead"]) or self.end >= self.limit - 1
+        return self.drafts and not full and not ended and (self.nav is None or self.start["waiting"] == "draft")
+
+    def promote(self, number: int) -> None:
+        self.counts["promoted"] += number
+        self.proactive -= number
+
+    def ask(self) -> None:
+        """Verification is asked for. From now on it is outstanding, until then it was due."""
+        self.nav, self.nav_said = (self.end, self.known), False
+        self.counts["navs"] += 1
+        self.trigger.asked()
+        self.rule.asked()
+        self.asked = True
+
+    def forget(self) -> None:
+        """The draft, or its end, was dropped: the rules begin anew."""
+        self.trigger.forget()
+        self.rule.forget()
+        self.expected, self.late = None, 0
+
+    def cut(self, pos: int) -> None:
+        """The draft was dropped from `pos` on, and no verdict did it."""
+        dropped = self.draft[max(0, pos - self.known) :]
+        self.proactive = max(0, self.proactive - len(dropped))
+        del self.draft[len(self.draft) - len(dropped) :]
+        self.sent = min(self.sent, pos)
+        if self.nav is not None:
+            self.nav = min(self.nav[0], pos), self.nav[1]
+        self.forget()
