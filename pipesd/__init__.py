@@ -18,17 +18,21 @@ if TYPE_CHECKING:
     from pipesd.edge.session import EdgeSession
     from pipesd.errors import PipeSDError
     from pipesd.policy.token_batches import TokenBatchPlan, plan_token_batches
+    from pipesd.policy.trigger import DualThreshold
+    from pipesd.policy.tuner import Tuner
 
 _PLACES = {
     "AsyncEdgeSession": "pipesd.edge.aio",
     "CloudConfig": "pipesd.config",
     "CloudServer": "pipesd.cloud.server",
+    "DualThreshold": "pipesd.policy.trigger",
     "EdgeConfig": "pipesd.config",
     "EdgeSession": "pipesd.edge.session",
     "GenerateConfig": "pipesd.config",
     "Piece": "pipesd.core",
     "PipeSDError": "pipesd.errors",
     "TokenBatchPlan": "pipesd.policy.token_batches",
+    "Tuner": "pipesd.policy.tuner",
     "plan_token_batches": "pipesd.policy.token_batches",
 }
 
@@ -36,12 +40,14 @@ __all__ = [
     "AsyncEdgeSession",
     "CloudConfig",
     "CloudServer",
+    "DualThreshold",
     "EdgeConfig",
     "EdgeSession",
     "GenerateConfig",
     "Piece",
     "PipeSDError",
     "TokenBatchPlan",
+    "Tuner",
     "__version__",
     "plan_token_batches",
 ]

@@ -75,7 +75,7 @@ class EdgeConfig:
     )
     tuning: str = option(
         "auto",
-        "file that keeps what tuning of the thresholds has learnt; auto: one in the user's state folder; off: no tuning",
+        "file that keeps what tuning learns; auto: one in the user's state folder; off: no tuning",
         metavar="FILE",
     )
     draft_ahead: int = option(32, "most tokens drafted ahead of a verdict", low=LEAST_AHEAD, high=1024)

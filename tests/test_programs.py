@@ -25,6 +25,7 @@ COMMANDS = [
     ("edge", "chat"),
     ("edge", "link"),
     ("edge", "plan"),
+    ("edge", "tune"),
     ("cloud", ""),
     ("cloud", "serve"),
 ]
