@@ -105,14 +105,14 @@ def _updated(text: str, table: str, values: Mapping[str, float | str | None], pa
 
 
 def _edited(text: str, table: str, values: Mapping[str, float | str | None]) -> str:
-    """The text with lines of the table's keys changed in place, and the missing ones put behind its last line."""
+    """The text with lines of the table's keys changed in place, and the missing ones put behind its last key."""
     end = "\r\n" if "\r\n" in text else "\n"
-    lines = text.splitlines(keepends=True)
+    lines = re.findall(r"[^\n]*\n|[^\n]+", text)
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += end
     header = re.compile(rf"{_BOM}?\s*\[\s*(?:{table}|\"{table}\"|'{table}')\s*\]\s*(?:#.*)?$")
     start = next((k for k, line in enumerate(lines) if header.match(line.rstrip("\r\n"))), None)
     if start is None:
-        if lines and not lines[-1].endswith("\n"):
-            lines[-1] += end
         lines += [end] * bool(text.removeprefix(_BOM).strip()) + [f"[{table}]{end}"]
         start = len(lines) - 1
     stop = next((k for k in range(start + 1, len(lines)) if _HEADER.match(lines[k])), len(lines))
@@ -129,14 +129,7 @@ def _edited(text: str, table: str, values: Mapping[str, float | str | None]) -> 
             gone.add(key)  # if it stands there in its other writing too
         elif key not in gone:
             body.append(line)
-    filled = next((k for k in range(len(body), 0, -1) if body[k - 1].strip()), 0)
-    last = start if not filled else start + filled
     if left:
-        rest = [f"{name} = {values[name]!r}{end}" for name in left.values()]
-        if filled and not body[filled - 1].endswith("\n"):
-            body[filled - 1] += end
-        elif not filled and not lines[start].endswith("\n"):
-            lines[start] += end
-        body[filled:filled] = rest
-    assert last >= start
+        filled = next((k for k in range(len(body), 0, -1) if body[k - 1].split("#")[0].strip()), 0)
+        body[filled:filled] = [f"{name} = {values[name]!r}{end}" for name in left.values()]
     return "".join([*lines[: start + 1], *body, *lines[stop:]])

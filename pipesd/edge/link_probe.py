@@ -38,26 +38,27 @@ SIZES = (0, 1, 2, 4, 8, 16, 32)  # draft tokens of a probe's frame; without one 
 REPLY_BYTES = 1 << 16  # the most that a cloud answers to a short probe
 TRAIN = 16  # frames
 TRAINS = 15
-LEAST_ROUNDS = 3  # of all sizes, and trains, however long they take
+LEAST_ROUNDS = 2  # of all sizes, and trains, however long they take
 LEAST_SIZES = 3  # for a line
 _ALIKE = 1.25, 0.5e-3  # round trips up to so many times the shortest and so many s are alike
-_ALIKE_RUN, _MOST_WARM_UPS = 4, 40
+_ALIKE_RUN, _MOST_WARM_UPS = 3, 40
 _LEAST_DEADLINE_S, _DEADLINE_ROUND_TRIPS = 1.0, 10  # TCP may need five round trips to replace what was lost
-_UNKNOWN_BYTE_S = 1e-3  # 8 kbit/s, while nothing is known
+_UNKNOWN_BYTE_S = 1e-4  # 80 kbit/s, while nothing is known
 _LOST_FOR_GOOD = 3  # times in a row
 _SEND_AGAIN_S = 0.005
 # Bulk: least and most bytes of a probe or its answer, probes under way (the edge's queue takes 64).
 _BULK_BYTES = {"up": (1024, MAX_PROBE_BYTES), "down": (1024, REPLY_BYTES)}
-_MOST_UNDER_WAY, _FIRST_WINDOW_BYTES = 48, 1 << 14
+_MOST_UNDER_WAY, _FIRST_WINDOW_BYTES, _LEAST_TRANSFER_BYTES = 48, 1 << 13, 1 << 12
 _MESSAGE_S, _WAITING_S = (
     4e-3,
     0.02,
 )  # what a probe is to take of the link, and all that wait beside a round trip's worth
 _PACE_S = 0.05  # over so long, or a round trip, the pace is judged
 _OPENING_S, _OPENING_ROUND_TRIPS = 0.4, 12
-_TRANSFER_S = 0.1  # the longest beyond its round trip, or a round trip
+_TRANSFER_S = 0.1, 0.3  # the longest beyond its round trip: a round trip within these
 _PARTS = 3  # the longest, a half, a third
 _MOST_TRANSFERS = 6 * _PARTS
+_MOST_OPENINGS = 4
 _OPENS = 0.85  # share of the time a byte took before, below which the window is still opening
 _PHASES = {"warm-up": 0.1, "up": 0.35, "probes": 0.65, "trains": 0.75, "down": 1.0}  # over by this share of the time
 
@@ -93,7 +94,7 @@ class Prober:
         """Wait for the first answer. Raises Unreachable if there is none within `connect_s`."""
         until_s = self._clock.now() + self._connect_s
         while self._clock.now() < until_s:
-            if self.train(1, 0, deadline_s=until_s - self._clock.now()) is not None:
+            if self.train(1, frame_bytes(0, 0), deadline_s=until_s - self._clock.now()) is not None:
                 self.sent, self.lost = 1, 0
                 return
         raise Unreachable(f"{self._link.explain()} (waited {self._connect_s:g} s)")
@@ -149,7 +150,7 @@ class Prober:
         awaited: dict[int, int] = {}
         answers = deque([(begin_s, 0)])  # of the last round trip, and the one before: (when it came, its bytes)
         message_bytes, window_bytes = least_bytes, _FIRST_WINDOW_BYTES
-        while awaited or last_s - begin_s < seconds:
+        while awaited or self._clock.now() - begin_s < seconds:
             now_s = self._clock.now()
             while now_s - begin_s < seconds and len(awaited) < _MOST_UNDER_WAY and sum(awaited.values()) < window_bytes:
                 probe = self._probe(*_both_ways(way, message_bytes))
@@ -310,6 +311,7 @@ class _Measuring:
         prober = self._prober
         prober.open_up(way, min(max(_OPENING_S, _OPENING_ROUND_TRIPS * prober.rtt_s), self._time_left_s(way) / 2))
         times: list[tuple[int, float]] = []
+        openings = 0
         while len(times) < LEAST_ROUNDS * _PARTS or (len(times) < _MOST_TRANSFERS and self._time_left_s(way) > 0):
             before_s = prober.byte_s
             latest = self._transfers(way)
@@ -319,8 +321,8 @@ class _Measuring:
                 continue
             (least_bytes, least_s), (most_bytes, most_s) = min(latest), max(latest)
             prober.byte_s = max((most_s - least_s) / (most_bytes - least_bytes), 1e-10)
-            if prober.byte_s < _OPENS * before_s and self._time_left_s(way) > 0:
-                times = []  # TCP's window was still opening
+            if prober.byte_s < _OPENS * before_s and openings < _MOST_OPENINGS and self._time_left_s(way) > 0:
+                times, openings = [], openings + 1  # TCP's window was still opening
             else:
                 times += latest
         sizes, times_s = zip(*times, strict=True) if times else ((), ())
@@ -329,8 +331,9 @@ class _Measuring:
     def _transfers(self, way: str) -> list[tuple[int, float]]:
         """(bytes, s) of transfers of several lengths; the longest takes a while at the pace that is known."""
         prober = self._prober
-        longest_bytes = int(max(_TRANSFER_S, prober.rtt_s) / prober.byte_s)
-        longest_bytes = min(max(longest_bytes, _FIRST_WINDOW_BYTES), _MOST_UNDER_WAY * _BULK_BYTES[way][1])
+        least_s, most_s = _TRANSFER_S
+        longest_bytes = int(min(max(least_s, prober.rtt_s), most_s) / prober.byte_s)
+        longest_bytes = min(max(longest_bytes, _LEAST_TRANSFER_BYTES), _MOST_UNDER_WAY * _BULK_BYTES[way][1])
         lengths = self._shuffled([longest_bytes // part for part in range(_PARTS, 0, -1)])
         taken = [(length, prober.transfer(way, length)) for length in lengths]
         return [(length, took_s) for length, took_s in taken if took_s is not None]
