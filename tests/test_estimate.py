@@ -220,8 +220,9 @@ def test_nothing_and_a_single_sample() -> None:
     check(one)
 
 
-def test_one_size_bounds_the_slope_by_the_line_from_the_origin() -> None:
-    fit = fit_line([4.0] * 20, list(default_rng(1).normal(0.02, 1e-4, 20)))
+@pytest.mark.parametrize("others", [[], [4.0], [40.0]])
+def test_one_size_bounds_the_slope_by_the_line_from_the_origin(others: list[float]) -> None:
+    fit = fit_line([4.0] * 20 + others, [*default_rng(1).normal(0.02, 1e-4, 20), *[9.0 for _ in others]])
     assert fit.intercept_s == pytest.approx(0.02, rel=0.01) and fit.intercept_low_s == 0.0
     assert fit.slope_high_s == pytest.approx(0.005, rel=0.01) and fit.slope_s == 0.0
 

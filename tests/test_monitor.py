@@ -231,7 +231,7 @@ def test_a_lag_longer_than_the_round_trip_takes_nothing_below_zero() -> None:
     monitor = Monitor()
     for _ in range(10):
         monitor.round_trip(2, 0.05, CLOUD_S, 5.0)
-    assert 0 <= number(monitor.snapshot().alpha_s) <= 0.005
+    assert monitor.snapshot().alpha_s == pytest.approx(0.0025)
 
 
 # --- clocks ---
@@ -352,9 +352,25 @@ def test_drafting_that_slows_down_is_followed_within_eight_tokens() -> None:
 
 def test_a_thinner_link_is_seen_by_the_time_that_tokens_take() -> None:
     monitor, random = known(Link(0.025, 0.116, 2e-3))
-    *_, estimate = observe(monitor, Link(0.025, 0.232, 2e-3), random, 12)
+    for tokens in (1, 5, 3, 8, 2):
+        Link(0.025, 0.232, 2e-3).trip(monitor, random, tokens)
+    estimate = monitor.snapshot()
     assert estimate.beta_s == pytest.approx(0.232, rel=0.02)
     assert estimate.alpha_s == pytest.approx(0.025, rel=0.3)
+
+
+def test_a_beta_known_well_is_not_given_up_for_one_known_less_that_agrees() -> None:
+    monitor, random = known(Link(0.02, 1 * MS))
+    before = number(monitor.snapshot().beta_s)
+    *_, estimate = observe(monitor, Link(0.1, 1 * MS, jitter=6 * MS), random, 30)
+    assert estimate.beta_s == before == pytest.approx(1 * MS, rel=0.05)
+
+
+def test_a_round_trip_shorter_than_its_tokens_should_take_leaves_alpha_at_nothing() -> None:
+    monitor = Monitor()
+    monitor.train([(1, 0.001), (2, 0.2), (3, 0.5), (4, 0.9), (5, 1.4), (6, 2.0), (7, 2.7)])
+    assert monitor.snapshot().beta_s == pytest.approx(0.1, rel=0.01)
+    assert (monitor.snapshot().alpha_s, monitor.snapshot().gap_s) == (0.0, 0.0)
 
 
 def test_a_wider_link_leaves_no_negative_alpha_though_it_shows_one_size_only() -> None:

@@ -108,6 +108,7 @@ def fit_line(sizes: Sequence[float], times_s: Sequence[float], lags_s: Sequence[
     time by how much it may be off to either side (s), any amount up to that being as likely: it then weighs less.
 
     For a slope there must be 5 samples of 3 distinct sizes, the largest at least twice the smallest (`spread_enough`).
+    Of fewer sizes the intercept is the middle of all times, and may be anything below.
     Where the best slope would be negative it is 0, and likewise the intercept; the other is fitted anew. Samples that
     are negative, NaN or above 1e9 s (or 1e15 in size) are dropped.
     """
@@ -136,12 +137,13 @@ def fit_line(sizes: Sequence[float], times_s: Sequence[float], lags_s: Sequence[
         x, y, lag, deviation = x[kept], y[kept], lag[kept], deviation[kept]
 
     least, most = float(x[0]), float(x[-1])
-    enough = len(x) >= FEWEST_SAMPLES and most >= SPREAD * least and len(np.unique(x)) >= FEWEST_SIZES
+    distinct = len(np.unique(x))
+    enough = len(x) >= FEWEST_SAMPLES and most >= SPREAD * least and distinct >= FEWEST_SIZES
     ones = np.ones_like(x)
-    if most - least < 1e-4:  # no slope to be had, but no steeper one than from the origin either
+    if distinct < FEWEST_SIZES or most - least < 1e-4:  # no slope can be had, but it is no steeper than from the origin
         (intercept,), (half,) = _huber([ones], y, deviation)
         slope, low, slope_low = 0.0, 0.0, -math.inf
-        high, slope_high = intercept + half, (intercept + half) / most if most else math.inf
+        high, slope_high = intercept + half, (intercept + half) / least if least else math.inf
     else:
         (intercept, slope), (half, slope_half) = _huber([ones, x], y, deviation)
         low, high, slope_low, slope_high = intercept - half, intercept + half, slope - slope_half, slope + slope_half
