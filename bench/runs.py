@@ -38,7 +38,7 @@ from pipesd.sim.tokeniser import ByteTokeniser
 PAPER_BETA_MS = 116.0  # 32,256 probabilities of 9 bytes at 20 Mbit/s
 AGREEMENT = 0.8  # of the scripted drafter
 SUMMED = ("tokens", "rounds", "drafted", "verified", "accepted", "promoted", "discarded", "stale", "navs",
-          "target_passes", "bytes_up", "bytes_down", "cloud_s")  # fmt: skip
+          "target_passes", "bytes_up", "bytes_down", "cloud_s", "draft_s")  # fmt: skip
 ESTIMATES = ("alpha_ms", "beta_ms", "gap_ms", "gamma_ms", "rtt_ms")
 
 

@@ -153,6 +153,7 @@ def report(
         "draft_length": sums["verified"] / sums["navs"] if sums["navs"] else None,
         "triggers": dict(sum((Counter(run.triggers) for run in runs), Counter())),
         "cloud_s_per_1000_tokens": sums["cloud_s"] / tokens * 1000,
+        "gamma_ms": 1e3 * sums["draft_s"] / sums["drafted"] if sums["drafted"] else None,
         "energy_j": None,  # no meter
         **sums,
         "estimates": runs[-1].estimates,
@@ -167,15 +168,17 @@ def report(
 
 def table(reports: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     yield (f"{'':12}{'':10}{'ms/token':>9}{'passes':>8}{'bytes':>8}{'accepted':>9}{'drafted':>9}{'promoted':>9}"
-           f"{'discarded':>10}{'cloud s/1000':>13}  over pipesd")  # fmt: skip
+           f"{'discarded':>10}{'cloud s/1000':>13}{'draft ms':>9}  over pipesd")  # fmt: skip
     for name, said in reports.items():
-        tokens, rate, over = max(1, said["tokens"]), said["acceptance_rate"], said.get("over_pipesd")
+        tokens, over = max(1, said["tokens"]), said.get("over_pipesd")
+        rate, gamma = ("" if said[key] is None else said[key] for key in ("acceptance_rate", "gamma_ms"))
         ratio = f"{over['mean']:.3f} [{over['low']:.3f}, {over['high']:.3f}] {over['verdict']}" if over else ""
         yield (f"{name:12}{said['kind']:10}{said['ms_per_token']:9.1f}{said['passes_per_token']:8.3f}"
-               f"{said['bytes_per_token']:8.1f}{'' if rate is None else f'{rate:.3f}':>9}"
+               f"{said['bytes_per_token']:8.1f}{rate and f'{rate:.3f}':>9}"
                f"{said['drafted'] / tokens:9.2f}{said['promoted'] / tokens:9.2f}{said['discarded'] / tokens:10.2f}"
-               f"{said['cloud_s_per_1000_tokens']:13.1f}  {ratio}")  # fmt: skip
+               f"{said['cloud_s_per_1000_tokens']:13.1f}{gamma and f'{gamma:.1f}':>9}  {ratio}")  # fmt: skip
     yield "passes, bytes, drafted, promoted, discarded: for each output token; accepted: of the tokens verified"
+    yield "draft ms: of a draft token; where rows differ in it, the machine was busy with something else"
 
 
 def kind_of(row: Row, options: argparse.Namespace) -> str:
