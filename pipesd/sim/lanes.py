@@ -9,15 +9,22 @@ import contextlib
 import errno
 import math
 import os
+import random
 import socket
 import struct
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pipesd.address import split_address
+from pipesd.address import candidates, join_address, split_address
+from pipesd.errors import UsageError
+from pipesd.sim.fat import DraftTokens
 
 MOST_FDS = 1024  # what select can watch
+
+# Lets a listener share the port with a socket that only holds it, but not with another listener.
+_SHARE_PORT = socket.SO_REUSEADDR if sys.platform == "linux" else socket.SO_REUSEPORT
 
 _CHUNK_S = 0.5e-3  # a chunk occupies the line for about this long, so that arrival is gradual
 _CHUNK_BYTES = 1448, 1 << 16  # least and most
@@ -33,15 +40,26 @@ class Line:
     delay_s: float
     bytes_per_s: float
     queue_bytes: int
+    jitter_s: float = 0.0
+    bytes_per_draft_token: int = 0  # that each comes with, beside what is sent; they take no room in the queue
+    chance: random.Random = field(default_factory=random.Random)
     free_s: float = -math.inf  # when everything accepted so far has been serialised
     held_s: float = -math.inf  # nothing arrives before this time; infinite in a black hole
     delivered_bytes: int = 0
     lost_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        self.delay_s, self.jitter_s = checked_delay(self.delay_s), checked_delay(self.jitter_s)
+        self.bytes_per_s = checked_rate(self.bytes_per_s)
+        if self.queue_bytes < 1:
+            raise UsageError(f"link: a queue of {self.queue_bytes} bytes; give at least 1")
+        if self.bytes_per_draft_token < 0:
+            raise UsageError(f"link: {self.bytes_per_draft_token} bytes with each draft token; give a number from 0")
+
     def arrival_s(self, now_s: float, length_bytes: int) -> float:
-        """When a chunk that enters at `now_s` has been serialised and has crossed."""
+        """When a chunk that enters at `now_s` has been serialised and has crossed, late by chance up to `jitter_s`."""
         self.free_s = max(self.free_s, now_s) + length_bytes / self.bytes_per_s
-        return self.free_s + self.delay_s
+        return self.free_s + self.delay_s + (self.jitter_s * self.chance.random() if self.jitter_s else 0.0)
 
     @property
     def most_bytes(self) -> int:
@@ -63,6 +81,7 @@ class Lane:
     line: Line
     source: socket.socket
     sink: socket.socket
+    drafts: DraftTokens | None = None
     under_way: deque[tuple[float, memoryview | str]] = field(default_factory=deque)
     under_way_bytes: int = 0
     blocked: bool = False  # the receiver takes nothing now
@@ -89,7 +108,9 @@ class Lane:
             self.reset(now_s)
             return
         if data:
-            self._put(memoryview(data), now_s)
+            whole = memoryview(data)
+            for piece, further_bytes in [(whole, 0)] if self.drafts is None else self.drafts.split(whole):
+                self._put(piece, now_s, further_bytes)
         else:
             self.ended = True
             self._put(_FIN, now_s)
@@ -133,9 +154,10 @@ class Lane:
         self.under_way_bytes = 0
         self.blocked = False
 
-    def _put(self, item: memoryview | str, now_s: float) -> None:
+    def _put(self, item: memoryview | str, now_s: float, further_bytes: int = 0) -> None:
         length = len(item) if isinstance(item, memoryview) else 0
-        self.under_way.append((self.line.arrival_s(now_s, length), item))  # and never before the one ahead of it
+        at_s = self.line.arrival_s(now_s, length + further_bytes)
+        self.under_way.append((at_s, item))  # and never before the one ahead of it
         self.under_way_bytes += length
 
 
@@ -192,7 +214,8 @@ class Connection:
     def _try_next(self) -> None:
         host, port = split_address(self._left.pop(0))
         self.server = stream_socket(host, self._lines[1].queue_bytes)
-        self.up = Lane(self._lines[0], self.client, self.server)
+        fat = self._lines[0].bytes_per_draft_token
+        self.up = Lane(self._lines[0], self.client, self.server, DraftTokens(fat) if fat else None)
         self.down = Lane(self._lines[1], self.server, self.client)
         failure = self.server.connect_ex((host, port))
         if failure not in (0, errno.EINPROGRESS):
@@ -212,6 +235,32 @@ def stream_socket(host: str, buffer_bytes: int) -> socket.socket:
     for kind in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # inherited by what is accepted; they must not hide our own queue
         made.setsockopt(socket.SOL_SOCKET, kind, max(buffer_bytes, _LEAST_BUFFER_BYTES))
     return made
+
+
+def bound_socket(address: str, buffer_bytes: int) -> socket.socket:
+    """A socket bound to the address, as the link's other one may be. Raises UsageError if it cannot be had."""
+    host, port = split_address(address, bind=True)
+    host = split_address(candidates(join_address(host, port))[0], bind=True)[0] if host != "*" else "0.0.0.0"
+    made = stream_socket(host, buffer_bytes)
+    made.setsockopt(socket.SOL_SOCKET, _SHARE_PORT, 1)
+    try:
+        made.bind((host, port))
+    except OSError as error:
+        made.close()
+        raise UsageError(f"link: cannot listen at {address} ({error.strerror}); choose another --listen") from None
+    return made
+
+
+def checked_delay(seconds: float) -> float:
+    if not 0.0 <= seconds < math.inf:
+        raise UsageError(f"link: a delay of {seconds} s; give a number of seconds from 0")
+    return float(seconds)
+
+
+def checked_rate(bytes_per_s: float) -> float:
+    if not bytes_per_s > 0.0:
+        raise UsageError(f"link: a rate of {bytes_per_s} bytes/s; give more than 0")
+    return float(bytes_per_s)
 
 
 def prepare(end: socket.socket) -> None:

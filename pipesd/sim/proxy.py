@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import random
 import select
 import signal
 import socket
@@ -30,14 +31,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pipesd.address import candidates, join_address, parse_address, split_address
-from pipesd.errors import PipeSDError, UsageError
-from pipesd.sim.lanes import Connection, Line, prepare, reset_at_close, stream_socket
+from pipesd.address import candidates, join_address, parse_address
+from pipesd.errors import PipeSDError
+from pipesd.sim.lanes import Connection, Line, bound_socket, checked_delay, checked_rate, prepare, reset_at_close
 
 T = TypeVar("T")
-
-# Lets a listener share the port with a socket that only holds it, but not with another listener.
-_SHARE_PORT = socket.SO_REUSEADDR if sys.platform == "linux" else socket.SO_REUSEPORT
 
 
 @dataclass(frozen=True)
@@ -56,10 +54,11 @@ class LinkCounts:
 class LinkProxy:
     """A link to `target`, usable at `.address` from construction until `close()`; a context manager.
 
-    `delay_s` is one-way, in each direction; rates are in bytes of TCP payload a second; `queue_bytes` bounds what a
-    connection may have waiting for a line. Addresses are "tcp://host:port". Commands may come from any thread and have
-    taken effect when they return. Raises UsageError for an address or a figure that cannot be used, Unreachable for a
-    target name without an address.
+    `delay_s` is one-way, in each direction, and a chunk takes up to `up_jitter_s` or `down_jitter_s` longer, by chance
+    from `seed`; rates are in bytes of TCP payload a second; `queue_bytes` bounds what a connection may have waiting for
+    a line. Each token of a DRAFT occupies the line up as if `up_bytes_per_draft_token` came with it (see `fat`).
+    Addresses are "tcp://host:port". Commands may come from any thread and have taken effect when they return. Raises
+    UsageError for an address or a figure that cannot be used, Unreachable for a target name without an address.
     """
 
     def __init__(
@@ -71,17 +70,18 @@ class LinkProxy:
         up_bytes_per_s: float = math.inf,
         down_bytes_per_s: float = math.inf,
         queue_bytes: int = 1 << 18,
+        up_jitter_s: float = 0.0,
+        down_jitter_s: float = 0.0,
+        up_bytes_per_draft_token: int = 0,
+        seed: int = 0,
     ) -> None:
-        if queue_bytes < 1:
-            raise UsageError(f"link: a queue of {queue_bytes} bytes; give at least 1")
-        self._up = Line(_checked_delay(delay_s), _checked_rate(up_bytes_per_s), queue_bytes)
-        self._down = Line(_checked_delay(delay_s), _checked_rate(down_bytes_per_s), queue_bytes)
+        chance = random.Random(seed)
+        self._up = Line(delay_s, up_bytes_per_s, queue_bytes, up_jitter_s, up_bytes_per_draft_token, chance)
+        self._down = Line(delay_s, down_bytes_per_s, queue_bytes, down_jitter_s, chance=chance)
         self._targets = candidates(parse_address(target))
         self._connections: list[Connection] = []
         self._accepted = self._failed = 0
-        self._holder = _bound(
-            listen, queue_bytes
-        )  # never listens: keeps the port ours, and refused, without a listener
+        self._holder = bound_socket(listen, queue_bytes)  # never listens: keeps the port ours, and refused
         host, port = self._holder.getsockname()[:2]
         self._address = join_address(host, port)
         self._listener: socket.socket | None = None
@@ -121,8 +121,8 @@ class LinkProxy:
         down_bytes_per_s: float | None = None,
     ) -> None:
         """Change delay or rates for what enters the link from now on; None leaves a figure as it is."""
-        delay_s = None if delay_s is None else _checked_delay(delay_s)
-        rates = [None if rate is None else _checked_rate(rate) for rate in (up_bytes_per_s, down_bytes_per_s)]
+        delay_s = None if delay_s is None else checked_delay(delay_s)
+        rates = [None if rate is None else checked_rate(rate) for rate in (up_bytes_per_s, down_bytes_per_s)]
 
         def change() -> None:
             for line, rate in zip((self._up, self._down), rates, strict=True):
@@ -137,7 +137,7 @@ class LinkProxy:
 
     def stall(self, seconds: float, *, up: bool = True, down: bool = True) -> None:
         """Let nothing arrive for `seconds`, then all that was held back."""
-        until_s = time.monotonic() + _checked_delay(seconds)
+        until_s = time.monotonic() + checked_delay(seconds)
         self._command(lambda: self._hold(until_s, up, down))
 
     def cut(self) -> int:
@@ -282,7 +282,7 @@ class LinkProxy:
 
     def _accept(self, on: bool) -> None:
         if on and self._listener is None:
-            self._listener = _bound(self._address, self._up.queue_bytes)
+            self._listener = bound_socket(self._address, self._up.queue_bytes)
             self._listener.listen(128)
         elif not on and self._listener is not None:
             self._listener.close()
@@ -300,32 +300,6 @@ class LinkProxy:
         self._connections.remove(connection)
 
 
-def _bound(address: str, buffer_bytes: int) -> socket.socket:
-    """A socket bound to the address, as the link's other one may be. Raises UsageError if it cannot be had."""
-    host, port = split_address(address, bind=True)
-    host = split_address(candidates(join_address(host, port))[0], bind=True)[0] if host != "*" else "0.0.0.0"
-    made = stream_socket(host, buffer_bytes)
-    made.setsockopt(socket.SOL_SOCKET, _SHARE_PORT, 1)
-    try:
-        made.bind((host, port))
-    except OSError as error:
-        made.close()
-        raise UsageError(f"link: cannot listen at {address} ({error.strerror}); choose another --listen") from None
-    return made
-
-
-def _checked_delay(seconds: float) -> float:
-    if not 0.0 <= seconds < math.inf:
-        raise UsageError(f"link: a delay of {seconds} s; give a number of seconds from 0")
-    return float(seconds)
-
-
-def _checked_rate(bytes_per_s: float) -> float:
-    if not bytes_per_s > 0.0:
-        raise UsageError(f"link: a rate of {bytes_per_s} bytes/s; give more than 0")
-    return float(bytes_per_s)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a link until a signal ends it; the exit code."""
     parser = argparse.ArgumentParser(
@@ -338,6 +312,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(
             f"--{way}-mbps", type=float, default=math.inf, help=f"Mbit/s {end} ADDRESS; default no limit"
         )
+    parser.add_argument("--jitter-ms", type=float, default=0.0, help="late by chance up to this, each way; default 0")
+    parser.add_argument(
+        "--up-bytes-per-draft-token", type=int, default=0, metavar="N",
+        help="each draft token takes the line as if N bytes came with it; default 0",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
@@ -348,6 +327,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             delay_s=options.delay_ms / 1e3,
             up_bytes_per_s=options.up_mbps * 1e6 / 8,
             down_bytes_per_s=options.down_mbps * 1e6 / 8,
+            up_jitter_s=options.jitter_ms / 1e3,
+            down_jitter_s=options.jitter_ms / 1e3,
+            up_bytes_per_draft_token=options.up_bytes_per_draft_token,
         ) as link:
             print(link.address, flush=True)
             try:
