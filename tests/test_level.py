@@ -28,6 +28,47 @@ def test_a_band_is_kept_although_nobody_asks_for_the_level_between() -> None:
     assert len(level) == RUN
 
 
+def test_imprecise_samples_do_not_outvote_precise_ones() -> None:
+    level = Level(1e-5)
+    for _ in range(10):
+        level.add(0.020)
+        for _ in range(2):
+            level.add(0.05, 0.03)  # anything from 20 to 80 ms
+    assert value_of(level) == pytest.approx(0.02, rel=0.01)
+
+
+def test_one_sample_among_a_run_does_not_hide_it() -> None:
+    level = Level(1e-5)
+    for _ in range(20):
+        level.add(0.02)
+    value_of(level)
+    assert [level.add(value) for value in (0.04, 0.04, 0.02, 0.04, 0.04, 0.04)] == [False] * 5 + [True]
+    assert value_of(level) == pytest.approx(0.04)
+    for _ in range(20):
+        level.add(0.04)
+    value_of(level)
+    assert not any(level.add(value) for value in (0.08, 0.04, 0.08, 0.08, 0.04, 0.08, 0.08, 0.04, 0.08))
+
+
+def test_a_few_samples_have_no_band_that_could_be_left() -> None:
+    level = Level(1e-5)
+    for value in (0.09, 0.09, 0.09, 0.09):
+        level.add(value)
+    value_of(level)
+    assert not any(level.add(0.03) for _ in range(6))
+    assert value_of(level) == pytest.approx(0.03)
+
+
+def test_a_run_is_held_against_all_that_came_before_it() -> None:
+    """Not against the band of when the level was last asked for."""
+    level = Level(1e-5)
+    for _ in range(10):
+        level.add(0.02)
+    value_of(level)
+    assert not any(level.add(value) for _ in range(8) for value in [0.03] * 4 + [0.01] * 4)
+    assert not any(level.add(0.03) for _ in range(RUN))
+
+
 Law = Callable[[Random, int], float]
 STEADY: dict[str, Law] = {
     "normal": lambda random, i: max(random.gauss(0.03, 0.006), 0.0),

@@ -304,6 +304,14 @@ def test_the_gap_is_at_most_alpha() -> None:
     assert monitor.snapshot().gap_s == monitor.snapshot().alpha_s == 0.005
 
 
+def test_a_gap_that_would_be_negative_is_nothing() -> None:
+    monitor, _ = known(Link(0.02, 2 * MS))
+    before = number(monitor.snapshot().gap_s)
+    for _ in range(4):
+        monitor.train([(8, 0.06), (8, 0.061)])  # its answers came more closely than β allows
+    assert before > 0 and monitor.snapshot().gap_s == 0.0
+
+
 # --- change ---
 
 

@@ -121,22 +121,21 @@ class Level:
         return True
 
     def _settle(self, samples: Sequence[tuple[float, float]]) -> float:
-        """Sets the band by the samples and returns their mean within it, each weighing as it is precise."""
+        """Sets the band by the samples, the more precise ones of them, and returns the mean of all within it, each
+        weighing as it is precise."""
         halves = sorted([half for _, half in samples])
-        values = sorted([value for value, _ in samples])
-        count = len(values)
+        exact = halves[-1] == 0.0
+        most = 0.0 if exact else 2 * halves[len(halves) // 4] + self._floor_s  # about as precise as the best quarter
+        values = sorted([value for value, half in samples if half <= most])
         centre = _middle(values)
-        if halves[-1] > 0.0:  # the imprecise ones do not move the centre
-            precise = 2 * halves[count // 4] + self._floor_s
-            centre = _middle(sorted([value for value, half in samples if half <= precise]))
-        deviation = MADN * _middle(sorted([abs(value - centre) for value in values])) * (1 + 5 / count)
-        if halves[-1] > 0.0:  # without what comes of being anywhere within `half`
-            deviation = math.sqrt(max(deviation**2 - halves[count // 2] ** 2 / 3, deviation**2 / 100))
+        deviation = MADN * _middle(sorted([abs(value - centre) for value in values])) * (1 + 5 / len(values))
+        if not exact:  # without what comes of being anywhere within `half`
+            deviation = math.sqrt(max(deviation**2 - _middle(halves[: len(values)]) ** 2 / 3, deviation**2 / 100))
         width = max(BAND * centre, DEVIATIONS * deviation, self._floor_s)
         self._low, self._high = low, high = centre - width, centre + width
         inside = [sample for sample in samples if low - sample[1] <= sample[0] <= high + sample[1]]
-        self._least = RUN if len(inside) >= (1 - OUTLIERS) * count else RUN_AMONG_OUTLIERS
-        if halves[-1] == 0.0:
+        self._least = RUN if len(inside) >= (1 - OUTLIERS) * len(samples) else RUN_AMONG_OUTLIERS
+        if exact:
             return fmean([value for value, _ in inside])
         least = max(deviation, self._floor_s) ** 2
         total = weights = 0.0
