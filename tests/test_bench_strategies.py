@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import math
@@ -9,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,11 @@ ROOT = Path(__file__).parents[1]
 FAST = ["--scripted", "--quick", "--pass-ms", "1", "--token-ms", "0", "--rtt-ms", "2", "--gamma-ms", "0.5"]
 
 sys.path.append(str(ROOT / "bench"))
+import strategies  # noqa: E402
 from overhead import Stopwatch  # noqa: E402
 from paired import paired_ratio  # noqa: E402
 from replay import Recording, checked, prompts_of, scripted_recording  # noqa: E402
+from runs import ESTIMATES, SUMMED, Measured, add_options, edge_of  # noqa: E402
 
 
 def bench(name: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -47,6 +51,7 @@ def test_help(name: str) -> None:
     assert done.returncode == 0 and "--quick" in done.stdout
 
 
+@pytest.mark.slow
 def test_strategies_of_scripted_parts() -> None:
     said = last_object(bench("strategies.py", *FAST, "--samples", "0", "--only", "cloud,local,vanilla"))
     assert said["wrong_outputs"] == 0 and list(said["rows"]) == ["cloud", "local", "vanilla"]
@@ -55,6 +60,82 @@ def test_strategies_of_scripted_parts() -> None:
         assert len(row["each_ms_per_token"]) == 2 and row["ms_per_token"] > 0
         assert row["passes_per_token"] == {"cloud": 1.0, "local": 0.0}.get(name, row["passes_per_token"])
     assert 0.1 < said["rows"]["vanilla"]["passes_per_token"] < 0.6
+
+
+class FakeEdge:
+    """Takes as long as its settings say, and errs with one of them."""
+
+    recording = scripted_recording(ByteTokeniser(), 30, 4)
+    wrong_for: str | None = None
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[dict[str, Any], tuple[Any, ...], int, bool]] = []
+
+    def run(self, settings: dict[str, Any], records: Any, tokens: int, *, linked: bool = True) -> Measured:
+        self.seen.append((settings, tuple(records), tokens, linked))
+        ms = 20.0 + 10 * (settings["strategy"] == "vanilla") + abs(settings.get("draft_length", 4) - 6)
+        wrong = [f"{settings}: differs"] if settings["strategy"] == self.wrong_for else []
+        sums = dict.fromkeys(SUMMED, 2) | {"tokens": tokens * len(self.seen[-1][1])}
+        return Measured(ms, sums, dict.fromkeys(ESTIMATES), {"length": 1}, wrong)
+
+
+def of_fake(edge: FakeEdge, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    """(exit code, last object, all that was printed before it) of a run with a fake edge."""
+    monkeypatch.setattr(sys, "argv", ["strategies.py", *words])
+    monkeypatch.setattr(strategies, "edge_of", lambda *_: nullcontext(edge))
+    code = strategies.main()
+    *lines, last = capsys.readouterr().out.splitlines()
+    return code, json.loads(last), "\n".join(lines)
+
+
+def test_every_row_is_tuned_alike_on_other_prompts_and_measured_in_turn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edge = FakeEdge()
+    code, said, table = of_fake(edge, monkeypatch, capsys, "--samples", "12", "--tune-tokens", "31", "--tokens", "64")
+    assert code == 0 and list(said["rows"]) == list(strategies.ROWS)
+    records = edge.recording.records
+    tuning, measuring = ([one for one in edge.seen if one[2] == tokens] for tokens in (31, 64))
+    assert {one[1] for one in tuning} == {records[:3]}
+    searched = [name for name, row in said["rows"].items() if row["tuning_ms_per_token"] is not None]
+    assert set(strategies.ROWS).difference(searched) == {"cloud", "local", "gain", "online"}
+    assert len(tuning) == 12 * len(searched)
+    rows = len(strategies.ROWS)
+    for repetition in range(9):
+        turn = measuring[repetition * rows :][:rows]
+        assert {one[1] for one in turn} == {records[3 + 2 * repetition : 5 + 2 * repetition]}
+        assert len({json.dumps(one[0]) + str(one[3]) for one in turn}) == rows
+    assert [one[0]["strategy"] for one in measuring[:rows]] != [one[0]["strategy"] for one in measuring[rows:][:rows]]
+    assert said["rows"]["vanilla"]["settings"]["draft_length"] in (5, 6, 7)
+    assert said["rows"]["vanilla"]["over_pipesd"]["verdict"] == said["rows"]["co-located"]["over_pipesd"]["verdict"]
+    assert [one[3] for one in edge.seen].count(False) == 1 + 12 + 9  # co-located
+    length = said["rows"]["vanilla"]["settings"]["draft_length"]
+    assert said["rows"]["vanilla"]["over_pipesd"]["mean"] == pytest.approx((30 + abs(length - 6)) / 22, abs=1e-4)
+    assert table.count("no difference") == rows - 1 - 3  # but vanilla, co-located and fixed
+
+
+def test_ids_that_differ_are_printed_and_are_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edge = FakeEdge()
+    edge.wrong_for = "hsl"
+    code, said, table = of_fake(edge, monkeypatch, capsys, "--samples", "0", "--only", "hsl,pipesd")
+    assert (code, said["wrong_outputs"], said["rows"]["hsl"]["wrong_outputs"]) == (1, 9, 9)
+    assert said["rows"]["pipesd"]["wrong_outputs"] == 0 and table.count("differs") == 9
+
+
+def test_an_edge_compares_its_ids_with_the_recording() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    options = parser.parse_args(["--scripted", "--pass-ms", "0", "--token-ms", "0", "--rtt-ms", "0"])
+    with edge_of(options, 1, 12) as edge:
+        (good,) = edge.recording.records
+        other = good._replace(output=(*good.output[:5], good.output[5] + 1, *good.output[6:]))
+        settings = {"strategy": "vanilla"}
+        assert edge.run(settings, [good], 12).wrong == []
+        (line,) = edge.run(settings, [good, other], 12).wrong
+        assert "the ids differ from number 5 on" in line
+        assert edge.run({"strategy": "local"}, [good], 12).wrong == []
 
 
 @pytest.mark.slow
@@ -67,16 +148,16 @@ def test_overhead_of_scripted_parts() -> None:
     assert said["together_percent"] == pytest.approx(together, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["--scripted", "--only", "cloud,nothing"], "no row 'nothing'"),
-        ([], "give --draft FILE.gguf, or --scripted"),
-    ],
-)
-def test_strategies_say_what_is_missing(words: list[str], complaint: str) -> None:
-    done = bench("strategies.py", *words)
-    assert done.returncode == 2 and complaint in done.stderr
+def test_what_is_missing_is_said_in_one_line() -> None:
+    done = bench("strategies.py", "--scripted", "--only", "cloud,nothing")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: no row 'nothing': there are cloud, local,") and done.stderr.count("\n") == 1
+
+
+def test_models_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["strategies.py"])
+    with pytest.raises(UsageError, match=r"give --draft FILE\.gguf, or --scripted"):
+        strategies.main()
 
 
 def test_a_paired_ratio_is_of_each_repetition() -> None:
