@@ -101,7 +101,9 @@ class Sending:
         self._due, self._held = Step.NOTHING, False
 
     def asked(self, now_s: float) -> None:
-        """Verification was asked for, by the trigger or not: the period ends (PipeSD, rule 1), and the draft."""
+        """Verification was asked for, by the trigger or not: the period ends (PipeSD, rule 1), and the draft. Where the
+        link did not take it, whoever keeps count of what was sent says it again."""
+        self._due, self._held = Step.NOTHING, False
         self.trigger.asked()
         self.batching.flush()
         self.since_trigger = 0
