@@ -150,7 +150,7 @@ def _log_likelihood(squares: Array, values: Array, logs: Array) -> tuple[float, 
     outer = np.outer(solved, solved) - whiten.T @ whiten
     gradient = np.empty(len(logs))
     gradient[0] = 0.5 * np.vdot(outer, signal_part)
-    by_coordinate = 5.0 / 6.0 * weights * (squares.reshape(coordinates, -1) @ (outer * slope).ravel())
+    by_coordinate = 5.0 / 6.0 * weights * (squares.reshape(coordinates, count * count) @ (outer * slope).ravel())
     gradient[1:-1] = by_coordinate.sum() if shared else by_coordinate
     gradient[-1] = 0.5 * noise * np.trace(outer)
     return float(value), gradient

@@ -72,7 +72,8 @@ class Parameter:
         if self.fixed:
             return 0.5
         low, high = self._ends()
-        return min(max(((math.log(value) if self.log else value) - low) / (high - low), 0.0), 1.0)
+        share = ((math.log(value) if self.log else value) - low) / ((high - low) or 1.0)
+        return min(max(share, 0.0), 1.0)
 
     def checked(self, name: str, value: Any) -> Value:
         """The value as int or float. Raises UsageError, which names it, for one that the parameter cannot have."""
@@ -116,8 +117,8 @@ class SearchSpace:
 
     @property
     def free(self) -> int:
-        """How many parameters are free."""
-        return len(self._free)
+        """How many parameters are free, or 1 where none is: points then have a coordinate that nothing depends on."""
+        return max(len(self._free), 1)
 
     def checked(self, setting: Mapping[str, Any]) -> Setting:
         """The setting with its values as int and float. Raises UsageError for one that is not of this space."""
@@ -141,7 +142,7 @@ class SearchSpace:
     def unit(self, setting: Setting) -> Array:
         """The point of a setting."""
         values = [parameter.unit(setting[name]) for name, parameter in self.parameters.items() if not parameter.fixed]
-        return np.array(values, dtype=float)
+        return np.array(values or [0.5], dtype=float)
 
     def snap(self, points: Array) -> Array:
         """The points (m, free), each moved to where its integers really are."""

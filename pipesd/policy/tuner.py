@@ -23,15 +23,19 @@ SAMPLES = 16  # measurements of one search (PipeSD, section 5.1)
 PAPER_XI = 0.1  # PipeSD, section 4.3
 XI = 0.01  # the default: on standardised values the paper's costs more than it finds
 STARTS = 3  # settings spread over the box before the model is asked
-REMEMBERED = 64  # the last measurements are modelled, those before are forgotten
+REMEMBERED = 40  # the last measurements are modelled, those before are forgotten
 STATE_VERSION = 1
 
 _SPREAD = 384  # candidates over the whole box
 _ROUNDS = (0.1, 0.03, 0.01)  # how far the candidates of each further round lie about the best of the one before
 _CLOSE = 48  # candidates of one round about one of the best
-_SHUNNED = 0.1  # how far a failed setting reaches
-_SURE = 2.0  # deviations by which a setting must be ahead of the first before it is called better
-_CLOSING = 0.25  # of the samples, the last: they may settle whether the best is better than the first
+_MANY = 20  # measurements beyond which one more turns the hyperparameters only a little
+_FEW_EVALUATIONS = 8
+_SHUNNED = 0.15  # how far a failed setting reaches
+_TRUST = 0.2  # that a setting far from all others will not fail, in settings that did not
+_LEAD = 1.5  # deviations by which a setting must be ahead of the first to be called better
+_SURE = 3.0  # lead and evidence: pure noise gets there in 8 % of searches of 16, in none of 30
+_CLOSING = 0.07  # of the samples, the last: they may measure the first again, where it may still be the best
 
 
 class Trial(NamedTuple):
@@ -40,12 +44,19 @@ class Trial(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The best setting and the first, compared by the model: seconds, and the gain's own deviation."""
+    """The best setting and the first, compared by the model."""
 
     best: Setting
     best_s: float
     first_s: float
-    sureness: float  # deviations
+    lead: float  # of the best, in deviations of the difference
+    evidence: float  # by how much the model's log likelihood is above that of one value for all settings, and noise
+
+    @property
+    def better(self) -> bool:
+        """The best is better than the first beyond noise. Both are asked: the lead alone is the largest of many, and
+        found in one of six searches of pure noise; the evidence alone does not say where."""
+        return self.lead >= _LEAD and self.lead + self.evidence >= _SURE
 
 
 class Tuner:
@@ -130,7 +141,7 @@ class Tuner:
         verdict = self._verdict()
         if verdict is None:
             return dict(self.first), math.nan
-        if verdict.sureness < _SURE:
+        if not verdict.better:
             return dict(self.first), verdict.first_s
         return dict(verdict.best), verdict.best_s
 
@@ -138,13 +149,13 @@ class Tuner:
     def worthwhile(self) -> bool:
         """Some setting is better than the first, beyond noise."""
         verdict = self._verdict()
-        return verdict is not None and verdict.sureness >= _SURE
+        return verdict is not None and verdict.better
 
     @property
     def gain(self) -> float:
         """The share of the first setting's time that the best saves; 0 where none is better beyond noise."""
         verdict = self._verdict()
-        if verdict is None or verdict.sureness < _SURE or verdict.first_s <= 0.0:
+        if verdict is None or not verdict.better or verdict.first_s <= 0.0:
             return 0.0
         return 1.0 - verdict.best_s / verdict.first_s
 
@@ -173,8 +184,8 @@ class Tuner:
         try:
             space = {name: Parameter(**bounds) for name, bounds in state["space"].items()}
             least = -math.inf if state["least"] is None else state["least"]
-            options = {name: state[name] for name in ("seed", "samples", "xi", "first")}
-            tuner = cls(space, least=least, **options)
+            options = {name: state[name] for name in ("seed", "samples", "xi")}
+            tuner = cls(space, least=least, first=dict(state["first"]), **options)
             for setting, tpt_s in state["trials"]:
                 tuner.tell(setting, tpt_s)
             tuner.told, tuner.failed = _count("told", state["told"], tuner.told), _count("failed", state["failed"], 0)
@@ -209,8 +220,8 @@ class Tuner:
         first = self.space.unit(self.first)
         if self.samples - max(1, round(_CLOSING * self.samples)) <= self.told < self.samples:
             verdict = model.verdict(first)
-            if 0.0 < verdict.sureness < _SURE:
-                return self.first if self.told % 2 else verdict.best
+            if verdict.lead > 0.0 and not verdict.better:
+                return self.first
         failures = [self.space.unit(trial.setting) for trial in self._trials if trial.tpt_s is None]
         return self.space.of_free(
             model.most_promising(self.xi, failures, np.random.default_rng([self.seed, self.told]))
@@ -225,9 +236,13 @@ class _Model:
         self.points = np.array([point for point, _ in done])
         tpt_s = np.array([value for _, value in done])
         self.scale = Scale(tpt_s)
-        values = self.scale.standard(tpt_s)
+        self.values = values = self.scale.standard(tpt_s)
         starts = [Hyperparameters()] if warm is None else [warm, Hyperparameters()]
-        self.gp = GaussianProcess(self.points, values, fit(self.points, values, starts))
+        if len(done) > _MANY and warm is not None:
+            hyper = fit(self.points, values, [warm], evaluations=_FEW_EVALUATIONS)
+        else:
+            hyper = fit(self.points, values, starts)
+        self.gp = GaussianProcess(self.points, values, hyper)
 
     def verdict(self, first: Array) -> Verdict:
         mean, _ = self.gp.predict(self.points)
@@ -236,19 +251,29 @@ class _Model:
         means, _ = self.gp.predict(both)
         covariance = self.gp.covariance(both)
         deviation = math.sqrt(max(covariance[0, 0] + covariance[1, 1] - 2.0 * covariance[0, 1], 1e-12))
-        seconds = self.scale.seconds(means)
-        return Verdict(self.space.of_free(both[1]), seconds[1], seconds[0], float(means[0] - means[1]) / deviation)
+        flat = -0.5 * (float(self.values @ self.values) + len(self.values) * math.log(2.0 * math.pi))
+        first_s, best_s = self.scale.seconds(means)
+        lead = float(means[0] - means[1]) / deviation
+        return Verdict(self.space.of_free(both[1]), best_s, first_s, lead, self.gp.log_likelihood - flat)
 
     def most_promising(self, xi: float, failures: list[Array], chance: np.random.Generator) -> Array:
         best = float(self.gp.predict(self.points)[0].min())
-        shunned = np.array(failures).reshape(len(failures), self.space.free)
+        noise_std = math.sqrt(self.gp.hyper.noise)
+        failed = np.array(failures).reshape(len(failures), self.space.free)
+        gp = self.gp
+        if len(failed):  # here alone they count, as the mean: no promise, and no more said by one lost connection
+            values = np.concatenate([self.values, np.zeros(len(failed))])
+            gp = GaussianProcess(np.concatenate([self.points, failed]), values, self.gp.hyper)
 
         def worth(points: Array) -> Array:
-            mean, std = self.gp.predict(points)
-            value = expected_improvement(mean, std, best, xi) + 1e-12 * std
-            if len(shunned):
-                squares = ((points[:, None, :] - shunned[None, :, :]) ** 2).sum(2)
-                value *= -np.expm1(-0.5 * squares.min(1) / _SHUNNED**2)
+            mean, std = gp.predict(points)
+            # A place known as well as one measurement could tell is not worth another (Huang, Allen, Notz and Zeng
+            # 2006, equation 15): without this, noise draws the search to where it was lucky.
+            news = 1.0 - noise_std / np.sqrt(noise_std**2 + std**2)
+            value: Array = expected_improvement(mean, std, best, xi) * news + 1e-12 * std
+            if len(failed):
+                good, bad = _nearness(points, self.points), _nearness(points, failed)
+                value *= ((good + _TRUST) / (good + bad + _TRUST)) ** 2  # the chance that it will not fail
             return value
 
         points = self.space.snap(self.space.spread(_SPREAD, chance.random(self.space.free), 0))
@@ -265,6 +290,13 @@ class _Model:
             points, values = points[top], values[top]
         found: Array = points[0]
         return found
+
+
+def _nearness(points: Array, others: Array) -> Array:
+    """How many of the others (n, d) are at each point (m, d), more or less."""
+    squares = ((points[:, None, :] - others[None, :, :]) ** 2).sum(2)
+    near: Array = np.exp(-0.5 * squares / _SHUNNED**2).sum(1)
+    return near
 
 
 def _hyperparameters(logs: Any) -> Hyperparameters:
