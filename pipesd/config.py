@@ -44,8 +44,8 @@ class EdgeConfig:
     draft: str = option("", "draft model, a GGUF file", metavar="FILE")
     cloud: str = option(DEFAULT_ADDRESS, "address of the cloud", metavar="ADDRESS")
     strategy: str = option(
-        "pipesd",
-        "pipesd, vanilla, hsl, edgellm, cloud (target alone) or local (draft alone)",
+        "auto",
+        "auto (pipesd where drafts pay), pipesd, vanilla, hsl, edgellm, cloud (target alone) or local (draft alone)",
         metavar="NAME",
     )
     batching: str = option(

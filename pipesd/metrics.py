@@ -118,6 +118,9 @@ class Meter:
     alpha_s: float | None = None  # of the link, as far as it is known
     beta_s: float | None = None
     gap_s: float | None = None
+    drafts_s: float | None = None  # time per token with drafts, and of the cloud alone, where they were compared
+    alone_s: float | None = None
+    alone_tokens: int = 0  # what the cloud decoded alone because drafts did not pay
     tokens: int = 0
     triggers: dict[str, int] = field(default_factory=dict)  # how often each rule asked for verification
 
@@ -143,6 +146,9 @@ def summary(tally: Tally, meter: Meter) -> dict[str, Any]:
         "tokens": meter.tokens,
         "tpt_ms": _ms(None if elapsed_s is None else _ratio(elapsed_s, meter.tokens)),
         "ttft_ms": _ms(first_s),
+        "tpt_drafts_ms": _ms(meter.drafts_s),
+        "tpt_alone_ms": _ms(meter.alone_s),
+        "alone_tokens": meter.alone_tokens,
         "rounds": tally.rounds,
         "navs": tally.navs,
         "triggers": dict(sorted(meter.triggers.items())),

@@ -199,7 +199,7 @@ def test_flags_are_never_abbreviated_twice_or_silent(capsys: pytest.CaptureFixtu
     shown = " ".join(capsys.readouterr().out.split())
     for f in fields(EdgeConfig):
         assert (flag(f.name) in shown) == (f.name != "events")
-    assert "(default 30.0)" in shown and "(default pipesd)" in shown and "dp, greedy, immediate, none" in shown
+    assert "(default 30.0)" in shown and "(default auto)" in shown and "dp, greedy, immediate, none" in shown
 
 
 @pytest.mark.parametrize(

@@ -101,18 +101,18 @@ def test_what_is_not_delivered_says_so_whatever_follows(command: str, rest: list
     assert ran.complaint == f"pipesd-{side}: '{command}' is not part of this version"
 
 
-@pytest.mark.parametrize("name", ["flow", "auto"])
+@pytest.mark.parametrize("name", ["flow"])
 def test_strategies_to_come_are_told_from_unknown_ones(name: str) -> None:
     ran = edge("generate", "--draft", "x", "--prompt", "x", "--strategy", name)
     assert ran.code == 2
     assert ran.complaint == (
         f"pipesd-edge: strategy '{name}' is not part of this version: choose one of "
-        "pipesd, vanilla, hsl, edgellm, cloud, local"
+        "auto, pipesd, vanilla, hsl, edgellm, cloud, local"
     )
     ran = edge("generate", "--draft", "x", "--prompt", "x", "--strategy", f"{name}x")
     assert ran.code == 2
     assert ran.complaint == (
-        f"pipesd-edge: unknown strategy '{name}x': choose one of pipesd, vanilla, hsl, edgellm, cloud, local"
+        f"pipesd-edge: unknown strategy '{name}x': choose one of auto, pipesd, vanilla, hsl, edgellm, cloud, local"
     )
 
 

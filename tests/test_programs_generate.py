@@ -60,7 +60,7 @@ def test_text_ids_and_statistics_agree(options: list[str], models: Models, tmp_p
     result = one_object(
         edge("generate", *options, "--prompt", PROMPT, "--max-tokens", 12, "--json", "--events", events, "--seed", 7)
     )
-    assert (result["finish_reason"], result["strategy"], result["seed"]) == ("length", "pipesd", 7)
+    assert (result["finish_reason"], result["strategy"], result["seed"]) == ("length", "auto", 7)
     assert len(result["token_ids"]) == 12 == result["stats"]["tokens"]
     assert result["stats"]["target_passes"] > 0 and result["stats"]["bytes_up"] > 0
     assert check_file(events) == []
@@ -176,7 +176,7 @@ def test_no_cloud(models: Models) -> None:
     common = ["generate", *models.options, "--prompt", PROMPT, "--connect-s", 0.5, "--quiet", "--json"]
     ran = edge(*common, "--cloud", NOWHERE)
     assert ran.code == 3 and "nothing listens there" in ran.complaint and NOWHERE in ran.complaint
-    assert one_object(ran)["strategy"] == "pipesd"
+    assert one_object(ran)["strategy"] == "auto"
     ran = edge(*common, "--cloud", "no-such-host.invalid:1")
     assert ran.code == 3 and "no-such-host.invalid" in ran.complaint
     assert one_object(ran)["finish_reason"] == "error"

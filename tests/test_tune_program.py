@@ -42,7 +42,7 @@ def test_it_reports_and_writes_what_another_command_takes(options: list[str], tm
     written = tomllib.loads(file.read_text())
     assert written["generate"] == {"max-tokens": 7} and "# mine" in file.read_text()
     table = written["edge"]
-    assert table["connect-s"] == 9.0 and table["strategy"] == "pipesd"
+    assert table["connect-s"] == 9.0 and table["strategy"] == "auto"
     assert 0.0 < table["sequence_threshold"] <= table["token_threshold"] <= 1.0
     result = one_object(edge("generate", *options, "--config", file, "--prompt", "x", "--json"))
     assert result["stats"]["tokens"] == 7

@@ -59,7 +59,7 @@ def events(world: World) -> tuple[list[str], list[str], list[str]]:
         m = edge.machine
         if m.running:
             fair += [f"settle {n}", f"ask {n}"]
-            rare += [f"cancel {n}", f"stop_drafting {n}"]
+            rare += [f"cancel {n}", f"stop_drafting {n}", f"resume_drafting {n}"]
             faults += [f"deadline {n}"] * 3 + [f"block {n}"]
         elif edge.turns < TURNS:
             rare += [f"next 0 {n}", f"next 2 {n}"] * 2 + [f"close {n}"]

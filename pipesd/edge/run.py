@@ -67,7 +67,7 @@ class Run:
         self.ids: list[int] = []
         self.pieces: deque[Piece] = deque()
         self.reason: FinishReason | None = None
-        self.cloud_opened = self.prefilled = False
+        self.cloud_opened = self.prefilled = self.drafter_failed = False
         self.origin: Origin = "target"  # of the last piece
 
     def begin(self, tokeniser: Tokeniser, *, drafts: bool) -> None:

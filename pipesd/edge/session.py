@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from pipesd.clock import Clock, SystemClock
 from pipesd.config import EdgeConfig, GenerateConfig, make_config
-from pipesd.core import FinishReason, Piece, common_prefix
+from pipesd.core import FinishReason, Mode, Piece, common_prefix
 from pipesd.edge.connection import Connection, Link, refusal
 from pipesd.edge.local import PREFILL_CHUNK, generate_alone
 from pipesd.edge.models import Drafter, Tokeniser, load_models, prompt_ids
@@ -36,6 +36,7 @@ from pipesd.protocol.messages import MAJOR, Draft, Error, Message, Opened, Probe
 from pipesd.protocol.vocabulary import new_session
 
 log = logging.getLogger("pipesd.edge")
+NO_GAIN = "drafts are slower than the cloud alone"
 
 
 class EdgeSession:
@@ -208,7 +209,7 @@ class EdgeSession:
             self.seed = secrets.randbits(64) if run.config.seed is None else run.config.seed
             try:
                 self.open(run.cancelled)
-                run.begin(self.tokeniser, drafts=self.strategy.drafts)
+                run.begin(self.tokeniser, drafts=self._drafting)
                 ids = prompt_ids(self.tokeniser, prompt, self._machine.committed, self._welcome)
                 if self.strategy.uses_cloud:
                     steps = self._with_cloud(run, ids)
@@ -239,6 +240,7 @@ class EdgeSession:
                     break
                 self._listen(run, self._wait_s())
                 self._ask_again(run)
+                self._choose_way(run)
                 if machine.may_draft:
                     self._draft(run)
                 self._send(run)
@@ -259,8 +261,10 @@ class EdgeSession:
         machine, strategy, welcome = self._machine, self.strategy, self._welcome
         assert welcome is not None and self._tokeniser is not None
         keep = common_prefix(machine.committed, ids)
+        drafting = self._drafting
+        mode = strategy.mode if drafting or not strategy.drafts else Mode.FREE
         request = act.Request(
-            len(ids) + run.config.max_tokens, self._tokeniser.end_ids.union(welcome.end_ids or ()), strategy.mode,
+            len(ids) + run.config.max_tokens, self._tokeniser.end_ids.union(welcome.end_ids or ()), mode,
             self.seed or 0, welcome.model_fingerprint, welcome.vocabulary_hash, MAJOR,
         )  # fmt: skip
         self._events.record(
@@ -273,7 +277,14 @@ class EdgeSession:
             self._steering.begin()
             self._drafter.rollback(min(keep, len(self._drafter)))
             self._drafter.extend(ids[len(self._drafter) :])
-        return machine.generate(keep, ids[keep:], request, drafts=strategy.drafts, ahead=strategy.ahead)
+        if strategy.drafts and not drafting:
+            self._events.record("without_drafts", why=NO_GAIN)
+        return machine.generate(keep, ids[keep:], request, drafts=drafting, ahead=strategy.ahead)
+
+    @property
+    def _drafting(self) -> bool:
+        """Whether the edge drafts for verification now."""
+        return self._steering is not None and self._steering.drafting
 
     def _wait_s(self) -> float:
         """How long to wait for a message: not at all while there is something to draft."""
@@ -359,8 +370,23 @@ class EdgeSession:
     def _go_on_without_drafts(self, run: Run, why: str) -> None:
         log.warning("%s: going on without drafts", why)
         self._events.record("without_drafts", why=why)
+        run.drafter_failed = True
         run.opened(self._clock.now(), drafter=True)
         self._perform(run, self._machine.stop_drafting())
+
+    def _choose_way(self, run: Run) -> None:
+        """Leave the cloud alone where drafts do not pay, and draft again when they get another trial."""
+        machine = self._machine
+        settled = not machine.running or run.drafter_failed or machine.drafts == self._drafting
+        if not self.strategy.guarded or settled:
+            return
+        if machine.drafts:
+            self._events.record("without_drafts", why=NO_GAIN)
+            self._perform(run, machine.stop_drafting())
+        else:
+            self._events.record("with_drafts")
+            run.prefilled = False  # the draft model has not read what the cloud said alone
+            self._perform(run, machine.resume_drafting())
 
     def _perform(self, run: Run | None, actions: Sequence[act.Action]) -> None:
         """Do what the machine says, in order."""
@@ -383,6 +409,8 @@ class EdgeSession:
                     self._events.record("committed", pos=pos, ids=ids, accepted=accepted)
                     self._patience.moved(self._clock.now())
                     run.commit(ids, ["accepted" if own else "target" for own in accepted], self._clock.now())
+                    if self.strategy.guarded and not self._machine.drafts:
+                        run.meter.alone_tokens += len(ids)
                     if run.stream.stopped:
                         self._perform(run, self._machine.cancel("stop"))
                     if self._steering is not None:

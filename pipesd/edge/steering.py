@@ -13,6 +13,7 @@ from pipesd.edge.tuning_file import load, save
 from pipesd.errors import UsageError
 from pipesd.metrics import EventLog, Meter
 from pipesd.policy.estimate import Estimate
+from pipesd.policy.guard import Guard
 from pipesd.policy.monitor import Monitor
 from pipesd.policy.sending import Sending, Step, Uplink
 from pipesd.policy.strategy import Strategy, make_trigger
@@ -41,7 +42,13 @@ class Steering:
         self._dropped = False
         self._known: Estimate | None = None
         self._strategy = strategy
+        self._guard = Guard() if strategy.guarded else None
         self._kept: tuple[str, str] | None = None  # where what tuning learns is kept: file and key
+
+    @property
+    def drafting(self) -> bool:
+        """Whether drafts are wanted; else the cloud goes on alone."""
+        return self._guard is None or self._guard.drafting
 
     def tune(self, tuning: Tuning) -> None:
         """Search for thresholds from now on."""
@@ -71,6 +78,8 @@ class Steering:
         estimate = self.monitor.snapshot()
         meter.alpha_s, meter.beta_s, meter.gap_s = estimate.alpha_s, estimate.beta_s, estimate.gap_s
         meter.triggers = dict(self.triggers)
+        if self._guard is not None:
+            meter.drafts_s, meter.alone_s = self._guard.drafts_s, self._guard.alone_s
         tuning = self._updater.tuning
         if self._kept is not None and tuning is not None and tuning.news:
             path, key = self._kept
@@ -122,7 +131,10 @@ class Steering:
         self.monitor.committed(tokens, now_s)
         begun_s, self._round_s = self._round_s or opened_s, now_s
         took_s = None if begun_s is None else now_s - begun_s
-        self._record(self._updater.round_end(self._estimate(), tokens, took_s))
+        estimate, drafting = self._estimate(), self.drafting
+        if self._guard is not None and took_s is not None:
+            self._guard.round_end(tokens, took_s, estimate.pass_s)
+        self._record(self._updater.round_end(estimate, tokens, took_s if drafting else None))
 
     def settled(self) -> None:
         """All that a message or a deadline brought with it is done."""

@@ -20,7 +20,7 @@ from pipesd.policy.trigger import (
     Trigger,
 )
 
-PLANNED = ("flow", "auto")
+PLANNED = ("flow",)
 TUNABLE = ("dual", "sequence", "token", "entropy")  # triggers whose thresholds may be searched for in a run
 
 
@@ -39,6 +39,7 @@ class Strategy:
     token_threshold: float = 0.0
     entropy_threshold: float = 0.0
     tuned: bool = False  # thresholds are searched for while it runs
+    guarded: bool = False  # the cloud goes on alone where drafts do not pay
 
     @property
     def drafts(self) -> bool:
@@ -61,6 +62,7 @@ class Strategy:
 
 
 PRESETS = {
+    "auto": Strategy("auto", batching="dp", trigger="dual", waiting="draft", tuned=True, guarded=True),
     "pipesd": Strategy("pipesd", batching="dp", trigger="dual", waiting="draft", tuned=True),
     "vanilla": Strategy("vanilla", trigger="fixed"),
     "hsl": Strategy("hsl", trigger="token"),

@@ -33,6 +33,7 @@ known).
     opening, run  any other ERROR                                     Fail
     any           other opening; all while waiting                    dropped
     opening, run  stop_drafting                                       D = []; open again in free run
+    opening, run  resume_drafting                                     open again, to be verified when asked
     opening, run  cancel                                              CANCEL; D = [] -> done
 
 An edge that can only wait has a NAV outstanding, except with an empty draft behind a VERDICT that said `more`: `settle`
@@ -129,6 +130,11 @@ class EdgeMachine:
             return False
         assert self._request is not None
         return not (self.draft and self.draft[-1] in self._request.stop_ids)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether this generation drafts now."""
+        return self._drafts
 
     @property
     def must_ask(self) -> bool:
@@ -232,7 +238,8 @@ class EdgeMachine:
         return self._open(0) if self.running else []
 
     def stop_drafting(self) -> list[Action]:
-        """The drafter cannot go on: drop the draft and open again in free run, so that the cloud decodes alone."""
+        """Drafts cannot go on, or do not pay: drop the draft and open again in free run, so that the cloud decodes
+        alone."""
         if not self.running or not self._drafts:
             return []
         assert self._request is not None
@@ -240,6 +247,15 @@ class EdgeMachine:
         self._request = replace(self._request, mode=Mode.FREE)
         actions = self._shorten(0)
         return actions if self.state is State.WAITING else actions + self._open(self._base)
+
+    def resume_drafting(self) -> list[Action]:
+        """Draft once more: open again, so that the cloud verifies when asked."""
+        if not self.running or self._drafts:
+            return []
+        assert self._request is not None
+        self._drafts = True
+        self._request = replace(self._request, mode=Mode.NAV)
+        return [] if self.state is State.WAITING else self._open(self._base)
 
     def cancel(self, reason: FinishReason = "cancelled") -> list[Action]:
         """End this generation from the edge: the user interrupts, or a stop text was seen."""

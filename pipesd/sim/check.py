@@ -219,6 +219,11 @@ def _without_drafts(g: Generation, event: Event) -> Iterator[str]:
     yield from ()
 
 
+def _with_drafts(g: Generation, event: Event) -> Iterator[str]:
+    g.drafts = True
+    yield from ()
+
+
 def _committed(g: Generation, event: Event) -> Iterator[str]:
     if event["pos"] != g.known:
         yield f"commits from {event['pos']}, {g.known} ids are committed"
@@ -320,6 +325,7 @@ _STEPS: dict[str, Callable[[Generation, Event], Iterator[str]]] = {
     "thresholds": _thresholds,
     "estimate": _estimate,
     "without_drafts": _without_drafts,
+    "with_drafts": _with_drafts,
     "end": _end,
 }
 
