@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pipesd.clock import VirtualClock
 from pipesd.edge.link import LinkConfig, plan_values
 from pipesd.edge.link_figures import LinkFigures, Rate, median_interval, quantile, to_ms
-from pipesd.edge.link_probe import SIZES, Effort, Prober, frame_bytes, measure
+from pipesd.edge.link_measuring import SIZES, Effort, measure
+from pipesd.edge.link_probe import Prober, frame_bytes
 from pipesd.edge.link_report import NARROWEST, describe
 from pipesd.errors import ProtocolError, Refused, Unreachable, UsageError
 from pipesd.policy.estimate import fit_line

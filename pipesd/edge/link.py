@@ -90,7 +90,7 @@ def plan_values(figures: LinkFigures) -> dict[str, float | None]:
 
 def _measured(config: LinkConfig, progress: Progress) -> LinkFigures:
     from pipesd.clock import SystemClock
-    from pipesd.edge.link_probe import Effort, measure
+    from pipesd.edge.link_measuring import Effort, measure
     from pipesd.transport import Context, edge_socket
 
     context = Context()
