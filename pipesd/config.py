@@ -182,7 +182,7 @@ def check(config: Any) -> None:
         if wanted in (int, float) and not _within(value, low, high):
             raise UsageError(f"{name}: got {value!r}, wanted {_range(low, high)}")
         if choices and value not in choices:
-            raise UsageError(f"{name}: got {value!r}, wanted one of {', '.join(choices)}")
+            raise UsageError(f"{name}: got {value!r}, wanted one of {', '.join(filter(None, choices))}")
         if whole:
             object.__setattr__(config, f.name, float(value))
 
