@@ -411,12 +411,12 @@ class EdgeSession:
                     run.commit(ids, ["accepted" if own else "target" for own in accepted], self._clock.now())
                     if self.strategy.guarded and not self._machine.drafts:
                         run.meter.alone_tokens += len(ids)
-                    if run.stream.stopped:
-                        self._perform(run, self._machine.cancel("stop"))
                     if self._steering is not None:
                         self._steering.committed(action, self._clock.now(), run.meter.opened_s)
-                        if self._steering.round_trips.probe_due and self._machine.running:
-                            self._line.probe(self._machine.session, self._steering.round_trips.probe_due)
+                    if run.stream.stopped:
+                        self._perform(run, self._machine.cancel("stop"))
+                    elif self._steering is not None and self._machine.running and self._steering.probe_due:
+                        self._line.probe(self._machine.session, self._steering.probe_due)
                 case act.Retry(after_s, code, text):
                     self._patience.retry(self._clock.now(), after_s, refusal(code, text))
                     self._events.record("retry", code=code.name, after_s=after_s)

@@ -136,6 +136,11 @@ class Steering:
             self._guard.round_end(tokens, took_s, estimate.pass_s)
         self._record(self._updater.round_end(estimate, tokens, took_s if drafting else None))
 
+    @property
+    def probe_due(self) -> int:
+        """For how many tokens a probe should stand that would tell more of the link; 0: none would."""
+        return self.round_trips.probe_due
+
     def settled(self) -> None:
         """All that a message or a deadline brought with it is done."""
         if self._dropped:
