@@ -14,6 +14,7 @@ import pytest
 from pipesd.cloud.server import CloudServer
 from pipesd.config import CloudConfig, EdgeConfig
 from pipesd.edge.session import EdgeSession
+from pipesd.policy.strategy import PRESETS
 from pipesd.sim.check import check_events, check_file, main
 from pipesd.sim.drafters import Agreement, ScriptedDrafter
 from pipesd.sim.proxy import LinkProxy
@@ -32,7 +33,7 @@ def record(path: Path, strategy: str, *, cuts: int = 0, context: int = 2048, agr
         CloudServer(bind, target=partial(ScriptedTarget, LAW, pass_s=0.001)) as cloud,
         LinkProxy(cloud.address) as link,
     ):
-        config = EdgeConfig(cloud=link.address, strategy=strategy, events=str(path))
+        config = EdgeConfig(cloud=link.address, strategy=strategy, events=str(path), tuning=str(path) + ".tuning")
         drafter = ScriptedDrafter(Agreement(LAW, agreement), context=context)
         with EdgeSession(config, drafter=drafter, tokeniser=ByteTokeniser()) as session:
             for i, _ in enumerate(session.generate("the first prompt", max_tokens=60), 1):
@@ -43,7 +44,7 @@ def record(path: Path, strategy: str, *, cuts: int = 0, context: int = 2048, agr
                 pass
 
 
-@pytest.mark.parametrize("strategy", ["vanilla", "cloud"])
+@pytest.mark.parametrize("strategy", [name for name in PRESETS if name != "local"])
 @pytest.mark.parametrize("cuts", [0, 2])
 def test_real_runs_have_no_findings(tmp_path: Path, strategy: str, cuts: int) -> None:
     record(tmp_path / "events", strategy, cuts=cuts)
@@ -62,7 +63,7 @@ def test_a_run_whose_worker_crashes_has_no_findings(tmp_path: Path) -> None:
     path, fault = tmp_path / "events", Fault("raise", at_pass=12, once_file=str(tmp_path / "once"))
     bind = CloudConfig(bind="tcp://127.0.0.1:0")
     with CloudServer(bind, target=partial(ScriptedTarget, LAW, faults=[fault])) as cloud:
-        config = EdgeConfig(cloud=cloud.address, events=str(path))
+        config = EdgeConfig(cloud=cloud.address, strategy="vanilla", events=str(path))
         drafter = ScriptedDrafter(Agreement(LAW, 0.8))
         with EdgeSession(config, drafter=drafter, tokeniser=ByteTokeniser()) as session:
             for _ in session.generate("the only prompt", max_tokens=60):

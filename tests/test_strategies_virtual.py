@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from virtual import TROUBLES, Scene, Trouble, VirtualWorld
+from virtual import EXACT_S, TROUBLES, Scene, Trouble, VirtualWorld
 
 from pipesd.config import BATCHINGS, TRIGGERS, WAITINGS
 from pipesd.policy.strategy import PRESETS
@@ -129,7 +129,7 @@ def play(scene: Scene, folder: Path) -> VirtualWorld:
             assert tally.proactive == tally.promoted + tally.dropped, "the fate of each proactive token is decided once"
             assert tally.drafted >= tally.accepted + tally.rejections
             prompt = [*(session.committed if chance.random() < 0.7 else prompt[:5]), *b" and "]
-    findings = check_events(json.loads(line) for line in log.read_text().splitlines())
+    findings = check_events(map(json.loads, log.read_text().splitlines()), slack_s=EXACT_S)
     assert not findings, "\n".join(findings[:5])
     return world
 

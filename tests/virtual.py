@@ -32,6 +32,7 @@ FRAME_BYTES = 9  # what a message costs beside its payload
 CONNECT_S = 0.02  # what connecting again takes after a cut
 MOST_LOOKS = 20_000  # at the link without a step of the clock: the loop turns on the spot
 MOST_S = 3600.0
+EXACT_S = 2e-6  # what virtual times are logged to
 
 
 @dataclass(frozen=True)

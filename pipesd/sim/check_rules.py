@@ -159,12 +159,12 @@ class DueRule:
 class LinkRule:
     """How long the link has to do with what it was given, by the figures logged, and whether a draft that may yet be
     dropped is worth to be sent. A decision lies between two events, so a question is about `(earliest, latest)`; None
-    where the answer changes in between, or there are no figures."""
+    where the answer changes in between or within `slack_s`, or there are no figures."""
 
     MEMORY = 0.1  # weight of the last verdict in the share of drafts that outlived theirs
-    SLACK_S = 2e-6  # times in a log are rounded to the microsecond
 
-    def __init__(self) -> None:
+    def __init__(self, slack_s: float) -> None:
+        self._slack_s = slack_s
         self._figures: Event | None = None
         self._free_s = self._answered_s = 0.0
         self._survival = 0.5
@@ -193,21 +193,24 @@ class LinkRule:
         """Whether nothing is on its way into the link."""
         if self._figures is None:
             return None
-        if self._free_s < when_s[0] - self.SLACK_S:
+        if self._free_s < when_s[0] - self._slack_s:
             return True
-        return False if self._free_s > when_s[1] + self.SLACK_S else None
+        return False if self._free_s > when_s[1] + self._slack_s else None
 
     def worth_sending(self, when_s: tuple[float, float], tokens: int) -> bool | None:
         """Whether so many tokens, all that were not sent, may go while a verdict is awaited: the link must have taken
         the rest to within the drafting of a token, and what is gained if the draft lives must outweigh by how much the
         next one would be late if it does not."""
-        answers = {self._worth(time_s, tokens) for time_s in (when_s[0] - self.SLACK_S, when_s[1] + self.SLACK_S)}
-        return answers.pop() if len(answers) == 1 else None
-
-    def _worth(self, now_s: float, tokens: int) -> bool | None:
         if self._figures is None:
             return None
-        busy_s, gamma_s = max(0.0, self._free_s - now_s), self._figures["gamma_s"]
+        begin_s, end_s = when_s[0] - self._slack_s, when_s[1] + self._slack_s
+        turns_s = (self._free_s - self._figures["gamma_s"] + 1e-9, self._free_s, self._answered_s)
+        times_s = [begin_s, end_s, *(turn_s for turn_s in turns_s if begin_s < turn_s < end_s)]
+        answers = {self._worth(self._figures, time_s, tokens) for time_s in times_s}
+        return answers.pop() if len(answers) == 1 else None
+
+    def _worth(self, figures: Event, now_s: float, tokens: int) -> bool:
+        busy_s, gamma_s = max(0.0, self._free_s - now_s), figures["gamma_s"]
         gain_s = busy_s + self._takes_s(tokens)
         loss_s = gain_s - max(0.0, self._answered_s - now_s) - gamma_s
         return bool(busy_s <= gamma_s and self._survival * gain_s >= (1.0 - self._survival) * loss_s)
