@@ -1,8 +1,8 @@
 """Are the ids the target's own? `python bench/exactness.py --draft FILE --target FILE [--humaneval F] [--gsm8k F]`.
 
 Runs the real pair (float32, one thread a side, cloud and worker as processes) over up to 20 prompts: code and maths
-from the files given, and prompts in several scripts. For each it compares the ids of `cloud`, of `vanilla` with 1, 4
-and 8 draft tokens, and of a vanilla run whose worker is killed half way; then, where transformers is installed, an
+from the files given, and prompts in several scripts. For each it compares the ids of `cloud` with those of every other
+strategy, of some combinations of their parts, and of a run whose worker is killed half way; then, where transformers is installed, an
 independent greedy run from the same weights. Against that, a first difference is only allowed where the two most
 probable ids are within 1e-3 in logits: other kernels, other last bits. The last line is one JSON object.
 """
@@ -35,6 +35,16 @@ SCRIPTS = (
     "नमस्ते, आज का मौसम",
     "Emoji story 🦊🌧️🏔️: once upon a time",
     "Τι είναι ο χρόνος;",
+)
+WAYS: tuple[dict[str, Any], ...] = (
+    {"strategy": "auto"},
+    {"strategy": "pipesd"},
+    {"strategy": "pipesd", "batching": "immediate", "trigger": "gain"},
+    {"strategy": "pipesd", "batching": "greedy", "trigger": "entropy", "waiting": "idle"},
+    {"strategy": "hsl"},
+    {"strategy": "edgellm"},
+    {"strategy": "vanilla", "draft_length": 1},
+    {"strategy": "vanilla", "draft_length": 8},
 )
 NEAR_TIE = 1e-3
 KILL_EVERY_S = 25.0  # the cloud gives up on a worker that ends more than three times a minute
@@ -149,13 +159,12 @@ def main() -> int:
         for number, ids in enumerate(encoded, 1):
             own = generate(EdgeConfig(**base, cloud=address, strategy="cloud"), ids, options.tokens)["ids"]
             reference.append(own)
-            for length in (1, 4, 8):
-                config = EdgeConfig(**base, cloud=address, strategy="vanilla", draft_length=length)
-                run = generate(config, ids, options.tokens)
+            for way in WAYS:
+                run = generate(EdgeConfig(**base, **way, cloud=address, tuning="off"), ids, options.tokens)
                 differing += run["ids"] != own
             time.sleep(max(0.0, KILL_EVERY_S - (time.monotonic() - killed_s)))
             killed_s = time.monotonic()
-            config = EdgeConfig(**base, cloud=address, strategy="vanilla", draft_length=4)
+            config = EdgeConfig(**base, cloud=address, strategy=("pipesd", "vanilla")[number % 2], tuning="off")
             run = generate(config, ids, options.tokens, kill_at=max(1, len(own) // 2), front=front)
             killed += run["stats"]["openings"] > 1
             differing += run["ids"] != own

@@ -51,6 +51,16 @@ def worker_of(front: int) -> int:
     return max(children, key=lambda pid: int(Path(f"/proc/{pid}/statm").read_text().split()[1]))
 
 
+WAYS: list[dict[str, str]] = [
+    {"strategy": "auto"},
+    {"strategy": "pipesd"},
+    {"strategy": "hsl"},
+    {"strategy": "edgellm"},
+    {"strategy": "pipesd", "batching": "immediate", "trigger": "gain"},
+    {"strategy": "pipesd", "batching": "greedy", "trigger": "entropy", "waiting": "idle"},
+]
+
+
 @pytest.mark.parametrize("prompt", PROMPTS, ids=[prompt["name"] for prompt in PROMPTS])
 def test_every_strategy_gives_the_targets_own_ids(
     cloud: tuple[str, int, str], demo_pair: Pair, prompt: dict[str, Any], tmp_path: Path
@@ -64,6 +74,11 @@ def test_every_strategy_gives_the_targets_own_ids(
         )
         assert session.token_ids == own, f"{dtype}, {length} draft tokens"
         assert session.stats["drafted"] >= session.stats["verified"] >= session.stats["accepted"]
+    for options in WAYS:
+        events = str(tmp_path / "-".join(options.values()))
+        session = run(address, draft, ids, tokens, events=events, tuning=str(tmp_path / "tuning"), **options)
+        assert session.token_ids == own, f"{dtype}, {options}"
+        assert check_file(events) == []
 
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=[prompt["name"] for prompt in PROMPTS])
@@ -80,12 +95,13 @@ def test_the_ids_are_those_recorded(cloud: tuple[str, int, str], demo_pair: Pair
     assert pairs
 
 
-def test_a_killed_worker_changes_nothing(cloud: tuple[str, int, str], demo_pair: Pair) -> None:
+@pytest.mark.parametrize("strategy", ["vanilla", "pipesd", "edgellm"])
+def test_a_killed_worker_changes_nothing(cloud: tuple[str, int, str], demo_pair: Pair, strategy: str) -> None:
     address, front, _ = cloud
     draft, ids = demo_pair[0], PROMPTS[0]["ids"]
     own = run(address, draft, ids, 48, strategy="cloud").token_ids
     victim, at = worker_of(front), random.Random(5).randrange(8, 32)
-    with EdgeSession(EdgeConfig(draft=str(draft), cloud=address, threads=1)) as session:
+    with EdgeSession(EdgeConfig(draft=str(draft), cloud=address, threads=1, strategy=strategy)) as session:
         killed_s = None
         for _ in session.generate(ids, max_tokens=48):
             if killed_s is None and len(session.committed) - len(ids) >= at:
@@ -103,7 +119,7 @@ def test_a_chat_reuses_what_both_sides_have(cloud: tuple[str, int, str], demo_pa
 
     address, draft = cloud[0], demo_pair[0]
     answers = []
-    with EdgeSession(EdgeConfig(draft=str(draft), cloud=address, threads=1)) as session:
+    with EdgeSession(EdgeConfig(draft=str(draft), cloud=address, threads=1, strategy=strategy)) as session:
         conversation = Conversation(session.tokeniser)
         for question in ("What is the capital of France?", "And of Spain?"):
             turn = conversation.next_turn(question)

@@ -291,7 +291,7 @@ def test_the_demo_compares_tokens_and_costs(
     def pretend(_: Provision, _address: str, prompt: str, strategy: str, max_tokens: int) -> dict[str, object]:
         assert max_tokens == 3
         different = not same and (prompt, strategy) == ("b", "cloud")
-        return answer([1, 2, 9] if different else [1, 2, 3], passes=1 if strategy == "vanilla" else 3)
+        return answer([1, 2, 9] if different else [1, 2, 3], passes=1 if strategy == "pipesd" else 3)
 
     monkeypatch.setattr(run_demo, "cloud", lambda _: nullcontext("tcp://127.0.0.1:1"))
     monkeypatch.setattr(run_demo, "answer", pretend)

@@ -35,7 +35,7 @@ from workshop import (
 )
 
 TOOL = "tools/demo"
-STRATEGIES = ("vanilla", "cloud")
+STRATEGIES = ("pipesd", "cloud")
 PROMPTS = (
     "Write a Python function that returns the greatest common divisor of two numbers.",
     "A train goes 60 km in 40 minutes. How far does it go in 2 hours?",
@@ -45,7 +45,7 @@ ANSWER_LIMIT_S = 600.0  # for one answer
 
 DESCRIPTION = f"""\
 Makes an environment, builds the model pair, starts pipesd-cloud with the target model and lets pipesd-edge, with the
-draft model, answer two prompts: once with drafts that the cloud verifies (vanilla) and once by the cloud alone (cloud).
+draft model, answer two prompts: once with drafts that the cloud verifies (pipesd) and once by the cloud alone (cloud).
 Prints the answers and what each way cost, and whether both gave the same tokens. Says what it will fetch and build
 before it does; a second run fetches nothing. Everything made is kept in {cache_folder()} (PIPESD_CACHE chooses another
 folder).
@@ -115,7 +115,14 @@ def cloud(provision: Provision) -> Iterator[str]:
     """A pipesd-cloud with the target model on a free port of this machine; gives its address, stops it at the end."""
     log = provision.cache / "logs" / "demo-cloud.log"
     model = provision.pair / "target.gguf"
-    command: Command = [provision.environment.program("pipesd-cloud"), "serve", "--model", model, "--bind", "tcp://127.0.0.1:0"]
+    command: Command = [
+        provision.environment.program("pipesd-cloud"),
+        "serve",
+        "--model",
+        model,
+        "--bind",
+        "tcp://127.0.0.1:0",
+    ]
     with log.open("wb") as file:
         process = subprocess.Popen(
             command, env=clean_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file,
@@ -151,7 +158,7 @@ def answer(provision: Provision, address: str, prompt: str, strategy: str, max_t
     """What `pipesd-edge generate --json` says for one prompt."""
     command: Command = [
         provision.environment.program("pipesd-edge"), "generate", "--draft", provision.pair / "draft.gguf",
-        "--cloud", address, "--strategy", strategy, "--prompt", prompt, "--chat",
+        "--cloud", address, "--strategy", strategy, "--tuning", "off", "--prompt", prompt, "--chat",
         "--max-tokens", str(max_tokens), "--json",
     ]  # fmt: skip
     try:
