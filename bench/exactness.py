@@ -2,9 +2,9 @@
 
 Runs the real pair (float32, one thread a side, cloud and worker as processes) over up to 20 prompts: code and maths
 from the files given, and prompts in several scripts. For each it compares the ids of `cloud` with those of every other
-strategy, of some combinations of their parts, and of a run whose worker is killed half way; then, where transformers is installed, an
-independent greedy run from the same weights. Against that, a first difference is only allowed where the two most
-probable ids are within 1e-3 in logits: other kernels, other last bits. The last line is one JSON object.
+strategy, of some combinations of their parts, and of a run whose worker is killed half way; then, where transformers
+is installed, an independent greedy run from the same weights. Against that, a first difference is only allowed where
+the two most probable ids are within 1e-3 in logits: other kernels, other last bits. The last line is one JSON object.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ Events, each with the number of an edge (default 0) unless it says otherwise:
     cut lose|late           the connection is replaced; what was in flight is lost, or may arrive late
     late_up, late_down      a late message of the oldest connection arrives
     block                   the next message is not taken by the link
-    deadline, retry, cancel, close, stop_drafting, resume_drafting; next BACK: the next turn keeps all but BACK ids and appends two
+    deadline, retry, cancel, close, stop_drafting, resume_drafting
+    next BACK               the next turn keeps all but BACK ids and appends two
     pass W                  a pass of worker W           crash W, restart W     its state is lost
     forget                  the front loses its tables   wait, idle             time passes: a little, very much
     mode W SESSION MODE     the worker puts a session on another rung

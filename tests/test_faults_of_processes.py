@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from clouds import (
-    EachStrategy,
     CloudProcess,
+    EachStrategy,
 )
 
 

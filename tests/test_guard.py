@@ -11,7 +11,7 @@ from pipesd.policy.guard import LEAST_REST_TOKENS, LOSS, TRIAL_ROUNDS, WINDOW_RO
 ALONE_S = 0.06  # a pass of the target
 
 
-def drafted_round(chance: random.Random, acceptance: float, *, rtt_s: float = 0.1, length: int = 4) -> tuple[int, float]:
+def drafted_round(chance: random.Random, acceptance: float, rtt_s: float = 0.1, length: int = 4) -> tuple[int, float]:
     """Tokens and time of a round with so many draft tokens."""
     tokens = 1
     while tokens <= length and chance.random() < acceptance:

@@ -119,7 +119,7 @@ def test_a_chat_reuses_what_both_sides_have(cloud: tuple[str, int, str], demo_pa
 
     address, draft = cloud[0], demo_pair[0]
     answers = []
-    with EdgeSession(EdgeConfig(draft=str(draft), cloud=address, threads=1, strategy=strategy)) as session:
+    with EdgeSession(EdgeConfig(draft=str(draft), cloud=address, threads=1)) as session:
         conversation = Conversation(session.tokeniser)
         for question in ("What is the capital of France?", "And of Spain?"):
             turn = conversation.next_turn(question)

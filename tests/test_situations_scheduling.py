@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_drafts_that_pay_stay(tmp_path: Path) -> None:
 def test_drafts_come_back_behind_a_bad_stretch(tmp_path: Path) -> None:
     """Within 400 tokens, a rest of the length that the last trial's loss asks for, and for good."""
     proposal = Stretches(LAW, (300, 0.05), (3000, 0.95))
-    stats, events = ran(tmp_path, 1500, proposal=proposal, edge={"strategy": "auto"}, **FAST_LINK)
+    _, events = ran(tmp_path, 1500, proposal=proposal, edge={"strategy": "auto"}, **FAST_LINK)
     changes = [event["event"] for event in events if event["event"] in ("with_drafts", "without_drafts")]
     assert changes[0] == "without_drafts" and changes[-1] == "with_drafts"
     assert between(events, 700, 1490) < 0.75 * FAST_LINK["pass_s"], "drafting, and faster than the cloud alone"
@@ -128,13 +129,13 @@ def test_dearer_links_make_no_shorter_drafts_and_dearer_drafting_no_longer_ones(
             if event["event"] == "trigger":
                 lengths.append(drafted)
                 drafted = 0
-        assert 1 <= min(lengths) and max(lengths) <= 32
+        assert min(lengths) >= 1 and max(lengths) <= 32
         return sum(lengths) / len(lengths)
 
     by_link = [mean_length(gamma_s=0.01, delay_s=delay_s) for delay_s in (0.0001, 0.01, 0.08, 0.3)]
     by_drafting = [mean_length(gamma_s=gamma_s, delay_s=0.02) for gamma_s in (0.002, 0.01, 0.04)]
-    assert all(longer >= 0.95 * shorter for shorter, longer in zip(by_link, by_link[1:], strict=False)), by_link
-    assert all(shorter <= 1.05 * longer for longer, shorter in zip(by_drafting, by_drafting[1:], strict=False))
+    assert all(longer >= 0.95 * shorter for shorter, longer in pairwise(by_link)), by_link
+    assert all(shorter <= 1.05 * longer for longer, shorter in pairwise(by_drafting))
 
 
 def test_what_asked_and_what_was_asked_for_is_told(tmp_path: Path) -> None:
