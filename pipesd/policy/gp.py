@@ -40,9 +40,13 @@ class Hyperparameters:
     lengths: tuple[float, ...] = (0.5,)
     noise: float = 0.01
 
+    def values(self) -> list[float]:
+        """Signal, lengths, noise in one list."""
+        return [self.signal, *self.lengths, self.noise]
+
     def logs(self) -> Array:
-        """Their logarithms as one vector: signal, lengths, noise."""
-        return np.log([self.signal, *self.lengths, self.noise])
+        """Their logarithms, as one vector."""
+        return np.log(self.values())
 
     @staticmethod
     def of_logs(logs: Array) -> Hyperparameters:

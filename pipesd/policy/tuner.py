@@ -34,9 +34,9 @@ _FEW_EVALUATIONS = 8
 _SHUNNED = 0.15  # how far a failed setting reaches
 _TRUST = 0.2  # that a setting far from all others will not fail, in settings that did not
 _LEAD = 1.5  # deviations by which a setting must be ahead of the first to be called better
-_SURE = 5.0  # lead, evidence and worth: pure noise gets there in about a tenth of searches of 16, and seldom in 30
+_SURE = 4.5  # lead, evidence and worth: what less than a tenth of searches of pure noise reaches
 _WORTH = 10.0  # of a gain of all
-_CLOSING = 0.07  # of the samples, the last: they may measure the first again, where it may still be the best
+_CLOSING = 0.12  # of the samples, the last: they may measure the first again, where it may still be the best
 
 
 class Trial(NamedTuple):
@@ -102,8 +102,6 @@ class Tuner:
         self.told = 0
         self.failed = 0
         self._trials: deque[Trial] = deque(maxlen=REMEMBERED)
-        self._early: list[Setting] = []
-        self._hyper: Hyperparameters | None = None
         self._asked: Setting | None = None
         self._model: _Model | None = None
 
@@ -128,16 +126,12 @@ class Tuner:
         None, NaN, infinity and what is below `least` say that the measurement failed. Raises UsageError for a setting
         outside the space and for what is no number.
         """
-        setting = self.space.checked(setting)
-        value = None
-        if tpt_s is not None:
-            value = _real("tpt_s", tpt_s)
-            if not math.isfinite(value) or value < self.least:
-                value = None
-        self._trials.append(Trial(setting, value))
+        trial = self._trial(setting, tpt_s)
+        self._trials.append(trial)
         self.told += 1
-        self.failed += value is None
-        self._asked = self._model = None
+        self.failed += trial.tpt_s is None
+        self._asked = None
+        self._learn()
 
     @property
     def best(self) -> tuple[Setting, float]:
@@ -179,7 +173,7 @@ class Tuner:
             "told": self.told,
             "failed": self.failed,
             "trials": [[dict(trial.setting), trial.tpt_s] for trial in self._trials],
-            "fitted": None if self._hyper is None else self._hyper.logs().tolist(),
+            "fitted": None if self._model is None else self._model.gp.hyper.values(),
         }
 
     @classmethod
@@ -196,35 +190,33 @@ class Tuner:
             if type(state["in_force"]) is not bool:
                 raise TypeError(f"in_force {state['in_force']!r}")
             tuner._in_force = state["in_force"]
-            for setting, tpt_s in state["trials"]:
-                tuner.tell(setting, tpt_s)
-            tuner.told, tuner.failed = _count("told", state["told"], tuner.told), _count("failed", state["failed"], 0)
-            tuner._hyper = None if state["fitted"] is None else _hyperparameters(state["fitted"])
+            trials = [tuner._trial(setting, tpt_s) for setting, tpt_s in state["trials"]]
+            tuner._trials.extend(trials)
+            tuner.told = _count("told", state["told"], len(tuner._trials))
+            tuner.failed = _count("failed", state["failed"], 0)
+            tuner._learn(None if state["fitted"] is None else _hyperparameters(state["fitted"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"tuner state: got one that is damaged ({error!r}); search again") from None
         return tuner
 
-    def _verdict(self) -> Verdict | None:
-        model = self._fitted()
-        return None if model is None else model.verdict(self.space.unit(self.first))
+    def _trial(self, setting: Mapping[str, Any], tpt_s: float | None) -> Trial:
+        setting, value = self.space.checked(setting), math.nan if tpt_s is None else _real("tpt_s", tpt_s)
+        return Trial(setting, value if math.isfinite(value) and value >= self.least else None)
 
-    def _fitted(self) -> _Model | None:
-        if self._model is None:
-            done = [(self.space.unit(trial.setting), trial.tpt_s) for trial in self._trials if trial.tpt_s is not None]
-            if not done:
-                return None
-            self._model = _Model(self.space, done, self._hyper)
-            self._hyper = self._model.gp.hyper
-        return self._model
+    def _verdict(self) -> Verdict | None:
+        return None if self._model is None else self._model.verdict(self.space.unit(self.first))
+
+    def _learn(self, hyper: Hyperparameters | None = None) -> None:
+        """Model what is remembered, with these hyperparameters, or with those that fit it."""
+        done = [(self.space.unit(trial.setting), trial.tpt_s) for trial in self._trials if trial.tpt_s is not None]
+        warm = None if self._model is None else self._model.gp.hyper
+        self._model = _Model(self.space, done, hyper, warm) if done else None
 
     def _next(self) -> Setting:
         if not any(trial.setting == self.first for trial in self._trials):
             return self.first
-        for setting in self._early:
-            if all(trial.setting != setting for trial in self._trials):
-                return setting
-        model = self._fitted()
-        if model is None or self.told < STARTS + len(self._early):
+        model = self._model
+        if model is None or self.told < STARTS:
             start = np.random.default_rng(self.seed).random(self.space.free)
             return self.space.of_free(self.space.spread(1, start, self.told)[0])
         first = self.space.unit(self.first)
@@ -241,17 +233,23 @@ class Tuner:
 class _Model:
     """The process fitted to what was measured, in the coordinates of the free parameters."""
 
-    def __init__(self, space: SearchSpace, done: list[tuple[Array, float]], warm: Hyperparameters | None) -> None:
+    def __init__(
+        self,
+        space: SearchSpace,
+        done: list[tuple[Array, float]],
+        hyper: Hyperparameters | None,
+        warm: Hyperparameters | None,
+    ) -> None:
+        """Without `hyper` they are fitted, from `warm` on, what fitted before."""
         self.space = space
         self.points = np.array([point for point, _ in done])
         tpt_s = np.array([value for _, value in done])
         self.scale = Scale(tpt_s)
         self.values = values = self.scale.standard(tpt_s)
-        starts = [Hyperparameters()] if warm is None else [warm, Hyperparameters()]
-        if len(done) > _MANY and warm is not None:
+        if hyper is None and warm is not None and len(done) > _MANY:
             hyper = fit(self.points, values, [warm], evaluations=_FEW_EVALUATIONS)
-        else:
-            hyper = fit(self.points, values, starts)
+        elif hyper is None:
+            hyper = fit(self.points, values, [Hyperparameters()] if warm is None else [warm, Hyperparameters()])
         self.gp = GaussianProcess(self.points, values, hyper)
 
     def verdict(self, first: Array) -> Verdict:
@@ -309,11 +307,11 @@ def _nearness(points: Array, others: Array) -> Array:
     return near
 
 
-def _hyperparameters(logs: Any) -> Hyperparameters:
-    values = [_real("fitted", value) for value in logs]
-    if len(values) != 3 or not all(abs(value) < 100.0 for value in values):
-        raise ValueError(f"hyperparameters {logs!r}")
-    return Hyperparameters.of_logs(np.array(values))
+def _hyperparameters(found: Any) -> Hyperparameters:
+    values = [_real("fitted", value) for value in found]
+    if len(values) != 3 or not all(1e-9 < value < 1e9 for value in values):
+        raise ValueError(f"hyperparameters {found!r}")
+    return Hyperparameters(values[0], (values[1],), values[2])
 
 
 class Scale:
