@@ -164,6 +164,8 @@ LIES: dict[str, tuple[str, Lie]] = {
     "a plan with a token batch of none": ("pipesd", lambda e: real_plan(e)["sizes"].insert(0, 0)),
     "a plan by the other link model": ("pipesd, fat", lambda e: started(e, link_model="hockney")),
     "a gap above alpha": ("pipesd", lambda e: real_plan(e).update(gap_s=real_plan(e)["alpha_s"] * 2)),
+    "a plan for other figures": ("pipesd", lambda e: rescaled(e)),
+    "no plan for another window": ("pipesd", lambda e: [drop(e, x) for x in [*each(e, "plan")] if x["why"] != "begin"]),
     "a plan within a round": ("pipesd", lambda e: move(
         e, x := real_plan(e), y := behind(e, x, "drafted"), at_s=y["t"])),
     "figures within a round": ("pipesd", lambda e: move(
@@ -216,6 +218,12 @@ def started(events: list[Event], **fields: Any) -> None:
     """Every generation says to have begun with these settings."""
     for event in each(events, "start"):
         event.update(fields)
+
+
+def rescaled(events: list[Event]) -> None:
+    """A plan that is right for twice the times."""
+    plan = real_plan(events)
+    plan.update((name, 2 * plan[name]) for name in ("total_s", "alpha_s", "beta_s", "gamma_s", "gap_s"))
 
 
 def swap_rule(events: list[Event]) -> None:
@@ -309,7 +317,7 @@ def test_a_plan_goes_round_and_a_new_one_waits_for_its_period() -> None:
 def test_a_link_is_judged_between_two_times() -> None:
     link = LinkRule(EXACT_S)
     assert link.idle((0.0, 1.0)) is None
-    link.adopt({"gap_s": 0.5, "beta_s": 0.25, "gamma_s": None, "rtt_s": None, "pass_s": None})
+    link.adopt({"alpha_s": None, "gap_s": 0.5, "beta_s": 0.25, "gamma_s": None, "rtt_s": None, "pass_s": None})
     link.sent(1.0, 2)  # busy until 2
     assert [link.idle(when) for when in ((1.5, 1.9), (1.9, 2.1), (2.1, 2.2))] == [False, None, True]
 
@@ -335,7 +343,7 @@ def test_a_plan_is_right_if_no_split_beats_it(
     best_s = min(total_of(sizes, plan) for sizes in splits)
     sizes = chance.choice(splits)
     total_s = total_of(sizes, plan)
-    findings = list(plan_findings({**plan, "sizes": sizes, "total_s": total_s}, "streamed", window))
+    findings = list(plan_findings({**plan, "sizes": sizes, "total_s": total_s}, "streamed", window, None))
     if total_s <= best_s * 1.0099:
         assert findings == []
     if total_s > best_s * 1.0101 + 1e-8:

@@ -4,9 +4,7 @@ From the draws, the probabilities and the verdicts alone it derives the committe
 trigger, which tokens were due when by the token batching in force, what each DRAFT had to carry and why it was sent,
 every promotion, what a plan is worth, and the sums of the statistics; whatever differs from the log is a finding. It
 shares no code with the state machine, the triggers and the planner that it checks; their rules are in `check_rules`.
-
-Not seen in a log, hence not checked: the calibration behind the trigger `gain`, and, where no figures of the link were
-logged, whether it was idle.
+The calibration behind the trigger `gain` is not logged, hence not checked.
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ from typing import Any
 from pipesd.sim.check_rules import FORCED, DueRule, Event, LinkRule, TriggerRule, plan_findings
 from pipesd.sim.check_state import LEAST_AHEAD, Generation
 
-SLACK_S = 0.05
+_AT_ROUND_END = {"start", "committed", "estimate", "plan", "thresholds"}
 COUNTERS = ("target_passes", "verified", "stale", "busy")
 
 
-def check_events(events: Iterable[Event], *, slack_s: float = SLACK_S) -> list[str]:
+def check_events(events: Iterable[Event], *, slack_s: float = 0.05) -> list[str]:
     """Findings of a log of one or more generations, each one line; none means that all was as it should be.
 
     What depends on the time is only judged where `slack_s` would not change it: events are logged after what they tell,
@@ -86,6 +84,8 @@ def _drafted(g: Generation, event: Event) -> Iterator[str]:
         if not g.rule.held or g.late > 1:
             yield f"drafted on although tokens up to {g.end} were due to go ({g.rule.due})"
     g.tried = False
+    if g.lacks_plan():
+        yield f"the plan in force is for {g.rule.planned} tokens, the last round made the window {g.rule.window}"
     if not g.may_draft:
         yield f"drafted beyond its bounds: {len(g.draft)} tokens behind {g.known}, a verdict is awaited: {g.nav}"
     if event["pos"] != g.end:
@@ -247,6 +247,7 @@ def _committed(g: Generation, event: Event) -> Iterator[str]:
     g.sent = g.known if rejected else max(g.sent, g.known)
     g.counts["accepted"] += accepted
     g.counts["rejections"] += rejected
+    g.window = g.rule.window
     g.trigger.decided(accepted, rejected)
     g.link.decided(rejected)
     if rejected:
@@ -264,8 +265,9 @@ def _plan(g: Generation, event: Event) -> Iterator[str]:
     yield from _at_round_end(g)
     if g.rule.batching != "dp":
         yield "a plan that nothing goes by"
-    unknown = g.blurred or event["why"] == "begin"
-    yield from plan_findings(event, g.start["link_model"], None if unknown else g.rule.window)
+    first = event["why"] == "begin"  # repeats what is in force
+    window, figures = None if first or g.blurred else g.rule.window, None if first else g.link.plan_figures
+    yield from plan_findings(event, g.start["link_model"], window, figures)
     g.rule.adopt(event["sizes"])
 
 
@@ -281,10 +283,9 @@ def _estimate(g: Generation, event: Event) -> Iterator[str]:
 
 def _at_round_end(g: Generation) -> Iterator[str]:
     """Parameters change at a generation's beginning and at the end of rounds only."""
-    ended = not g.before or g.before["event"] in ("committed", "rollback", "plan", "thresholds", "estimate", "start")
-    cancelled = bool(g.before) and g.before.get("kind") == "Cancel"
-    if not ended and not cancelled:
-        yield f"changes behind {g.before['event']!r}, where no round ends"
+    last = g.before or g.start
+    if last["event"] not in _AT_ROUND_END and last.get("kind") != "Cancel":
+        yield f"changes behind {last['event']!r}, where no round ends"
 
 
 def _end(g: Generation, event: Event) -> Iterator[str]:

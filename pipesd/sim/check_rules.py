@@ -99,13 +99,14 @@ class DueRule:
         self.unsent = 0
         self.lengths: list[int] = []
         self.waiting = 0  # tokens of the present token batch
+        self.planned = 0  # tokens of the last plan
         self._sizes: Sequence[int] = (1,)
         self._next_sizes: Sequence[int] = (1,)
         self._at = 0
 
     def adopt(self, sizes: Sequence[int]) -> None:
         """Another plan: at once where a period begins, else from the next period on."""
-        self._next_sizes = sizes
+        self._next_sizes, self.planned = sizes, sum(sizes)
         if self._at == 0 and self.waiting == 0:
             self._sizes = sizes
 
@@ -166,13 +167,23 @@ class LinkRule:
     def __init__(self, slack_s: float) -> None:
         self._slack_s = slack_s
         self._figures: Event | None = None
+        self.plan_figures: Event | None = None  # what a plan is made of, once α and γ are known
         self._free_s = self._answered_s = 0.0
         self._survival = 0.5
 
     def adopt(self, figures: Event) -> None:
         """What was measured, from an `estimate` event."""
-        names = ("gap_s", "beta_s", "gamma_s", "rtt_s", "pass_s")
+        names = ("alpha_s", "gap_s", "beta_s", "gamma_s", "rtt_s", "pass_s")
         self._figures = {name: figures[name] or 0.0 for name in names}
+        alpha_s, gamma_s, gap_s = figures["alpha_s"], figures["gamma_s"], figures["gap_s"]
+        if alpha_s is not None and gamma_s is not None:
+            gap_s = alpha_s if gap_s is None else min(gap_s, alpha_s)
+            self.plan_figures = {
+                "alpha_s": alpha_s,
+                "beta_s": figures["beta_s"] or 0.0,
+                "gamma_s": gamma_s,
+                "gap_s": gap_s,
+            }
 
     def sent(self, now_s: float, tokens: int) -> None:
         """A message was handed to the link."""
@@ -221,8 +232,9 @@ class LinkRule:
         return float(gap_s + beta_s * tokens)
 
 
-def plan_findings(plan: Event, link_model: str, window: int | None) -> Iterator[str]:
-    """What is wrong with a plan: its total, how far it is from the best one, its window where it is known."""
+def plan_findings(plan: Event, link_model: str, window: int | None, figures: Event | None) -> Iterator[str]:
+    """What is wrong with a plan: its total, how far it is from the best one, and where they are known the window and
+    the figures that it was made for."""
     sizes, total_s = plan["sizes"], plan["total_s"]
     alpha_s, beta_s, gamma_s, gap_s = (plan[name] for name in ("alpha_s", "beta_s", "gamma_s", "gap_s"))
     if plan["window"] != sum(sizes) or min(sizes) < 1:
@@ -240,6 +252,10 @@ def plan_findings(plan: Event, link_model: str, window: int | None) -> Iterator[
     best_s = _least_end_s(drafted, beta_s, gamma_s, gap_s) + alpha_s - gap_s
     if own_s > best_s * 1.01 + 1e-9:
         yield f"the plan takes {own_s} s, the best one for {drafted} tokens {best_s}"
+    if figures is not None:
+        wanted = {**figures, "gap_s": figures["alpha_s"]} if link_model == "hockney" else figures
+        if any(plan[name] != value for name, value in wanted.items()):
+            yield f"the plan is for other figures than were measured: {wanted}"
     if window is not None and plan["window"] != window:
         yield f"planned for a window of {plan['window']}, the drafts so far make it {window}"
 

@@ -27,6 +27,7 @@ class Generation:
     expected: str | None = None  # a trigger that must come next
     nav: tuple[int, int] | None = None
     nav_said: bool = False  # in this opening
+    window: int | None = None  # what a plan should have been made for when the last round ended
     asked: bool = False  # by what is being sent
     proactive: int = 0  # tokens at the draft's end that were drafted while a NAV was outstanding
     rollback: int | None = None  # just said; what it means shows the next event
@@ -81,6 +82,12 @@ class Generation:
         self.trigger.forget()
         self.rule.forget()
         self.expected, self.late = None, 0
+
+    def lacks_plan(self) -> bool:
+        """Whether a round has ended that should have brought a plan for another window, and did not."""
+        wanted, self.window = self.window, None
+        planned = self.rule.batching == "dp" and self.link.plan_figures is not None and not self.blurred
+        return planned and wanted is not None and self.rule.planned != wanted
 
     def cut(self, pos: int) -> None:
         """The draft was dropped from `pos` on, and no verdict did it."""
