@@ -282,7 +282,7 @@ def test_a_prompt_too_long_is_refused_with_both_numbers_and_harms_nothing(cloud:
 def test_a_smaller_draft_context_goes_on_without_drafts(prompt: list[int], caplog: pytest.LogCaptureFixture) -> None:
     with serving(target={"pass_s": 0.001}) as cloud:
         drafter = ScriptedDrafter(Agreement(LAW, 0.9), context=40)
-        with edge(cloud.address, drafter=drafter, draft_length=4) as session:
+        with edge(cloud.address, drafter=drafter, strategy="vanilla", draft_length=4) as session:
             for _ in range(2):
                 caplog.clear()
                 assert ids_of(session, prompt, max_tokens=150) == said(LAW, prompt, 150)
@@ -313,7 +313,7 @@ class FailingDrafter(ScriptedDrafter):
 
 
 def test_a_drafter_that_fails_costs_drafts_not_the_text(caplog: pytest.LogCaptureFixture) -> None:
-    with serving() as cloud, edge(cloud.address, drafter=FailingDrafter(Agreement(LAW))) as session:
+    with serving() as cloud, edge(cloud.address, drafter=FailingDrafter(Agreement(LAW)), strategy="vanilla") as session:
         prompt = session.tokeniser.encode("a prompt")
         assert ids_of(session, prompt, max_tokens=80) == said(LAW, prompt, 80)
     assert session.stats["drafted"] == 20 and session.stats["openings"] == 2

@@ -40,7 +40,7 @@ def random_scene(seed: int, edge: dict[str, Any], *, troubled: bool) -> Scene:
     agreement = chance.choice((0.0, 0.5, 0.8, 0.9, 0.97, 1.0, chance.random()))
     confidence = chance.choice((None, None, None, 0.0, 0.5, 1.0))
     gamma_s, delay_s = log_uniform(chance, 0.0005, 0.06), chance.choice((1e-5, log_uniform(chance, 0.0005, 0.2)))
-    rate = chance.choice((math.inf, log_uniform(chance, 2e3, 1e6)))
+    rate = chance.choice((math.inf, log_uniform(chance, 600, 1e6)))
     pass_s = log_uniform(chance, 0.0005, 0.2)
     limits = {
         "draft_ahead": chance.choice((16, 20, 32, 64)),
@@ -87,7 +87,7 @@ def random_parts(seed: int) -> dict[str, Any]:
         "waiting": chance.choice(WAITINGS),
         "link_model": chance.choice(("streamed", "hockney")),
         "sequence_threshold": chance.choice((None, 0.0, 1.0, chance.random())),
-        "token_threshold": chance.choice((None, 0.0, 1.0, chance.random())),
+        "token_threshold": chance.choice((None, 0.0, 0.5, 1.0, chance.random())),
         "entropy_threshold": chance.choice((None, 0.0, chance.random())),
     }
 
@@ -125,7 +125,7 @@ def play(scene: Scene, folder: Path) -> VirtualWorld:
             assert list(session.token_ids) == until_stop(expected, stops)
             shown = [token for piece in pieces for token in piece.token_ids]
             assert shown[: len(session.token_ids)] == list(session.token_ids)
-            tally = session._machine.tally
+            tally = session._loop.machine.tally
             assert tally.proactive == tally.promoted + tally.dropped, "the fate of each proactive token is decided once"
             assert tally.drafted >= tally.accepted + tally.rejections
             prompt = [*(session.committed if chance.random() < 0.7 else prompt[:5]), *b" and "]
@@ -173,5 +173,7 @@ def test_a_world_can_be_repeated(tmp_path: Path) -> None:
     for _ in range(2):
         world = play(random_scene(11, {"strategy": WITH_CLOUD[0]}, troubled=True), tmp_path)
         log = (tmp_path / "events").read_text()
-        logs.append((log.replace(f"{world.session._machine.session:016x}", ""), world.clock.now(), world.link.sent))
+        logs.append(
+            (log.replace(f"{world.session._loop.machine.session:016x}", ""), world.clock.now(), world.link.sent)
+        )
     assert logs[0] == logs[1]

@@ -185,13 +185,16 @@ def _deviations(residual: Array, lag: Array, least: float) -> Array:
 def _inverse(matrix: Array) -> Array:
     import numpy as np
 
+    inverse: Array
     if len(matrix) == 1:
-        return 1 / matrix
+        inverse = np.array([[1 / matrix.item()]])
+        return inverse
     (a, b), (_, d) = matrix.tolist()
     determinant = a * d - b * b
     if determinant > 1e-12 * a * d:
-        return np.array([[d, -b], [-b, a]]) / determinant
-    inverse: Array = np.linalg.pinv(matrix)
+        inverse = np.array([[d, -b], [-b, a]], dtype=np.float64) / np.float64(determinant)
+    else:
+        inverse = np.linalg.pinv(matrix).astype(np.float64)
     return inverse
 
 

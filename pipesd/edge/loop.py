@@ -1,0 +1,267 @@
+"""The loop of the edge: it drafts a token, sends without blocking, listens. `Loop.generate` is the whole of it.
+
+The state machine decides what a message means and what is to be said, the strategy when to send and when to ask for
+verification. One thread does it all: ZeroMQ sends in the background by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from pipesd.clock import Clock
+from pipesd.config import EdgeConfig
+from pipesd.core import Mode, Piece, common_prefix
+from pipesd.edge.connection import Connection, refusal
+from pipesd.edge.local import PREFILL_CHUNK
+from pipesd.edge.models import Drafter
+from pipesd.edge.patience import Patience
+from pipesd.edge.run import Run
+from pipesd.edge.steering import Steering
+from pipesd.errors import DrafterFailed
+from pipesd.metrics import EventLog
+from pipesd.policy.sending import Step
+from pipesd.policy.strategy import Strategy
+from pipesd.protocol import actions as act
+from pipesd.protocol.edge_machine import EdgeMachine, State
+from pipesd.protocol.messages import MAJOR, Draft, Error, Message, Opened, Probed, ProbeStatus, Verdict, Welcome
+from pipesd.protocol.vocabulary import new_session
+
+log = logging.getLogger("pipesd.edge")
+NO_GAIN = "drafts are slower than the cloud alone"
+
+
+class Loop:
+    """Drives the edge's machine over a connection, one generation after the other. `connection` and `drafter` are set
+    before the first; without a strategy that drafts there is no `steering`."""
+
+    def __init__(self, config: EdgeConfig, strategy: Strategy, clock: Clock, events: EventLog) -> None:
+        self.machine = EdgeMachine(new_session(), config.draft_ahead)
+        self.steering = Steering(strategy, config.link_model, events) if strategy.drafts else None
+        self.connection: Connection | None = None
+        self.drafter: Drafter | None = None
+        self._config, self._strategy = config, strategy
+        self._clock, self._events = clock, events
+        self._patience = Patience(config.patience_s, config.stall_s)
+        self._pid = os.getpid()
+
+    def hang_up(self) -> None:
+        """Tell the cloud that the session is over, and close the connection."""
+        if self.connection is not None:
+            self.connection.adopt()
+            self._perform(None, self.machine.close())
+            self.connection.close()
+            self.connection = None
+
+    def generate(
+        self, run: Run, ids: Sequence[int], end_ids: frozenset[int], welcome: Welcome, seed: int
+    ) -> Iterator[Piece]:
+        """Generate behind `ids` until the target or the run ends it; yields pieces as they are committed. `end_ids`
+        are those of the draft model's file, `welcome` what the cloud said of the target."""
+        machine, connection, patience = self.machine, self._line, self._patience
+        sent_before, heard_before = connection.bytes_up, connection.bytes_down
+        try:
+            connection.adopt()
+            patience.start(self._clock.now(), connection.rtt_s)
+            patience.moved(self._clock.now())
+            self._perform(run, self._begin(run, ids, end_ids, welcome, seed))
+            while machine.running:
+                if run.cancelled.is_set():
+                    self._perform(run, machine.cancel())
+                    break
+                self._listen(run, self._wait_s())
+                self._ask_again(run)
+                self._choose_way(run)
+                if machine.may_draft:
+                    self._draft(run)
+                self._send(run)
+                self._perform(run, machine.settle())
+                yield from run.ready()
+                connection.adopt()  # one thread after the other may advance the iterator
+            yield from run.ready()
+        finally:
+            if self._pid == os.getpid():  # a forked child only drops its copy
+                connection.adopt()
+                self._perform(run, machine.cancel())  # of use if the iterator was left, or an error ends it
+            run.tally, run.meter.rtt_s = machine.tally, connection.rtt_s
+            run.meter.bytes_up = connection.bytes_up - sent_before
+            run.meter.bytes_down = connection.bytes_down - heard_before
+
+    def _begin(
+        self, run: Run, ids: Sequence[int], end_ids: frozenset[int], welcome: Welcome, seed: int
+    ) -> list[act.Action]:
+        """Keep what the prompt shares with the last generation, and open."""
+        machine, strategy = self.machine, self._strategy
+        keep = common_prefix(machine.committed, ids)
+        drafting = self.drafting
+        mode = strategy.mode if drafting or not strategy.drafts else Mode.FREE
+        request = act.Request(
+            len(ids) + run.config.max_tokens, end_ids.union(welcome.end_ids or ()), mode,
+            seed, welcome.model_fingerprint, welcome.vocabulary_hash, MAJOR,
+        )  # fmt: skip
+        self._events.record(
+            "start", session=f"{machine.session:016x}", opening=machine.opening, prompt_tokens=len(ids),
+            limit=request.limit, stop_ids=sorted(request.stop_ids), link_model=self._config.link_model,
+            draft_ahead=self._config.draft_ahead, **{**asdict(strategy), "strategy": strategy.name},
+        )  # fmt: skip
+        if self.steering is not None:
+            assert self.drafter is not None
+            self.steering.begin()
+            self.drafter.rollback(min(keep, len(self.drafter)))
+            self.drafter.extend(ids[len(self.drafter) :])
+        if strategy.drafts and not drafting:
+            self._events.record("without_drafts", why=NO_GAIN)
+        return machine.generate(keep, ids[keep:], request, drafts=drafting, ahead=strategy.ahead)
+
+    @property
+    def drafting(self) -> bool:
+        """Whether the edge drafts for verification now."""
+        return self.steering is not None and self.steering.drafting
+
+    def _wait_s(self) -> float:
+        """How long to wait for a message: not at all while there is something to draft."""
+        if self.machine.may_draft:
+            return 0.0
+        now_s = self._clock.now()
+        wait_s = self._patience.wait_s(now_s)
+        return wait_s if self.steering is None else self.steering.wait_s(now_s, wait_s)
+
+    def _listen(self, run: Run, wait_s: float) -> None:
+        """Take every message that is there; wait for the first."""
+        waited_from_s = self._clock.now()
+        message = self._line.receive(wait_s)
+        if wait_s > 0:
+            run.meter.wait_s += self._clock.now() - waited_from_s
+        while message is not None:
+            self._take(run, message)
+            message = self._line.receive(0.0) if self.machine.running else None
+
+    def _take(self, run: Run, message: Message) -> None:
+        machine, now_s = self.machine, self._clock.now()
+        own = message.session == machine.session and message.opening == machine.opening
+        self._patience.heard(now_s, own=own and not isinstance(message, Error))
+        if isinstance(message, Probed):
+            if message.status is ProbeStatus.OK:
+                self._patience.alive(now_s)
+            elif message.status is ProbeStatus.UNKNOWN_SESSION and self._line.crossed and not self._patience.put_off:
+                self._perform(run, machine.reopen())
+            return
+        if own and isinstance(message, Opened | Verdict):
+            run.opened(now_s, cloud=True)
+        if own and isinstance(message, Opened):
+            self._patience.start(now_s, self._line.rtt_s, message.pass_ms / 1000)
+        self._perform(run, machine.receive(message))
+
+    def _ask_again(self, run: Run) -> None:
+        """What is due: a try that the cloud put off, or a deadline. An OPEN that may still be crossing is not repeated:
+        on a thin link a second copy would only delay the first, whose answer would then be of a former opening."""
+        machine, now_s = self.machine, self._clock.now()
+        self._patience.check(now_s)
+        if self._patience.retry_due(now_s):
+            self._perform(run, machine.reopen())
+        elif machine.state is State.RUN and machine.nav is None and not machine.more:
+            self._patience.rest(now_s)
+        elif self._patience.due(now_s, self._line.explain):
+            self._events.record("deadline")
+            if machine.state is State.RUN or self._line.crossed:
+                self._perform(run, machine.deadline())
+            self._line.probe(machine.session)
+
+    def _draft(self, run: Run) -> None:
+        """One chunk of the prompt, or one draft token."""
+        machine, drafter, steering = self.machine, self.drafter, self.steering
+        assert drafter is not None and steering is not None
+        if drafter.room <= 0:
+            self._go_on_without_drafts(run, "the draft model's context is full")
+            return
+        try:
+            if not run.prefilled:
+                if drafter.prefill(PREFILL_CHUNK) == 0:
+                    run.opened(self._clock.now(), drafter=True)
+                return
+            drawn, took_s = run.draft(drafter, self._clock)
+        except DrafterFailed as error:
+            self._go_on_without_drafts(run, str(error))
+            return
+        steering.drafted(drawn, machine.end, took_s, self._clock.now())
+        machine.drafted(drawn.id)
+
+    def _send(self, run: Run) -> None:
+        """Give the link what is due of the draft, and ask for verification where the trigger or necessity says so."""
+        machine, steering = self.machine, self.steering
+        if steering is None:
+            return
+        awaiting = machine.nav is not None
+        step = steering.step(self._clock.now(), machine.end, awaiting=awaiting, must_ask=machine.must_ask)
+        if step is Step.SEND:
+            self._perform(run, machine.send())
+        elif step is Step.ASK:
+            self._perform(run, machine.ask())
+            steering.asked(self._clock.now())
+
+    def _go_on_without_drafts(self, run: Run, why: str) -> None:
+        log.warning("%s: going on without drafts", why)
+        self._events.record("without_drafts", why=why)
+        run.drafter_failed = True
+        run.opened(self._clock.now(), drafter=True)
+        self._perform(run, self.machine.stop_drafting())
+
+    def _choose_way(self, run: Run) -> None:
+        """Leave the cloud alone where drafts do not pay, and draft again when they get another trial."""
+        machine = self.machine
+        settled = not machine.running or run.drafter_failed or machine.drafts == self.drafting
+        if not self._strategy.guarded or settled:
+            return
+        if machine.drafts:
+            self._events.record("without_drafts", why=NO_GAIN)
+            self._perform(run, machine.stop_drafting())
+        else:
+            self._events.record("with_drafts")
+            run.prefilled = False  # the draft model has not read what the cloud said alone
+            self._perform(run, machine.resume_drafting())
+
+    def _perform(self, run: Run | None, actions: Sequence[act.Action]) -> None:
+        """Do what the machine says, in order."""
+        for action in actions:
+            match action:
+                case act.Send(message):
+                    if not self._line.send(message):
+                        self.machine.not_sent(message)
+                    elif self.steering is not None and isinstance(message, Draft):
+                        self.steering.sent(len(message.ids), self._clock.now())
+                case act.Rollback(pos):
+                    if self.drafter is not None:
+                        self.drafter.rollback(min(pos, len(self.drafter)))
+                    self._events.record("rollback", pos=pos)
+                    if self.steering is not None:
+                        self.steering.dropped()
+                case act.Extend(ids) if self.drafter is not None and self._strategy.drafts:
+                    self.drafter.extend(ids)
+                case act.Committed(pos, ids, accepted, _) if run is not None:
+                    self._events.record("committed", pos=pos, ids=ids, accepted=accepted)
+                    self._patience.moved(self._clock.now())
+                    run.commit(ids, ["accepted" if own else "target" for own in accepted], self._clock.now())
+                    if self._strategy.guarded and not self.machine.drafts:
+                        run.meter.alone_tokens += len(ids)
+                    if self.steering is not None:
+                        self.steering.committed(action, self._clock.now(), run.meter.opened_s)
+                    if run.stream.stopped:
+                        self._perform(run, self.machine.cancel("stop"))
+                    elif self.steering is not None and self.machine.running and self.steering.probe_due:
+                        self._line.probe(self.machine.session, self.steering.probe_due)
+                case act.Retry(after_s, code, text):
+                    self._patience.retry(self._clock.now(), after_s, refusal(code, text))
+                    self._events.record("retry", code=code.name, after_s=after_s)
+                case act.Fail(code, text):
+                    raise refusal(code, text)
+                case act.Done(reason) if run is not None:
+                    run.reason = "stop" if run.stream.stopped else reason
+        if self.steering is not None:
+            self.steering.settled()
+
+    @property
+    def _line(self) -> Connection:
+        assert self.connection is not None, "the session is not open"
+        return self.connection
