@@ -76,7 +76,8 @@ def test_a_person_reads_a_table_and_a_plot(address: str) -> None:
     assert ran.code == 0
     lines = ran.out.splitlines()
     assert lines[0].startswith(f"link to {address}: ") and "none lost" in lines[0]
-    assert [line.split()[0] for line in lines[2:11]] == "alpha beta gap latency jitter round up down codec".split()
+    names = "alpha beta gap latency jitter round up down codec".split()
+    assert [line.split()[0] for line in lines[2:12] if line.strip() and line[0] != " "] == names
     assert "●" in ran.out and "32 draft tokens" in ran.out
     assert lines[-1].startswith("plan: at 7 ms a draft token, 20 of them go in")
     narrow = edge("link", "--cloud", address, *BRIEFLY, "--quiet", COLUMNS="30", PYTHONIOENCODING="ascii")
@@ -155,6 +156,14 @@ def test_a_measurement_that_fails_leaves_the_file(tmp_path: Path) -> None:
     file = tmp_path / "pipesd.toml"
     ran = edge("link", "--cloud", NOWHERE, "--connect-s", "0.3", "--save", file)
     assert ran.code == 3 and not file.exists()
+
+
+def test_what_cannot_be_saved_any_more_is_shown_all_the_same(address: str, tmp_path: Path) -> None:
+    full = "import os; os.fsync = lambda descriptor: (_ for _ in ()).throw(OSError(28, 'No space left')); "
+    ran = edge("link", "--cloud", address, *BRIEFLY, "--json", "--quiet", "--save", tmp_path / "a.toml", before=full)
+    result = one_object(ran)
+    assert ran.code == 2 and result["alpha_ms"] > 4.9 and "No space left; save it elsewhere" in result["error"]
+    assert result["error"] in ran.complaint and not list(tmp_path.iterdir())
 
 
 # ---- configuration

@@ -51,8 +51,6 @@ def show_link(config: LinkConfig, *, as_json: bool, quiet: bool, save: str | Non
         if save is not None:
             check_file(save, PLAN_TABLE)
         figures = _measured(config, progress)
-        if save is not None:
-            update_file(save, PLAN_TABLE, plan_values(figures))
     except PipeSDError as error:
         progress.end()
         if as_json:
@@ -60,16 +58,27 @@ def show_link(config: LinkConfig, *, as_json: bool, quiet: bool, save: str | Non
         return complain(error)
     finally:
         progress.end()
+    unsaved = _saved(figures, save)
     if as_json:
-        show(_line(figures.as_json()))
+        show(_line({**figures.as_json(), "error": None if unsaved is None else str(unsaved)}))
     else:
         from pipesd.edge.link_report import describe
 
         columns = shutil.get_terminal_size().columns
         show(describe(figures, config.cloud, config.gamma_ms, columns, ascii_only=not utf8_output()))
-    if save is not None:
-        log.info("alpha, beta and gap are in table [%s] of %s", PLAN_TABLE, save)
-    return 0
+    return 0 if unsaved is None else complain(unsaved)
+
+
+def _saved(figures: LinkFigures, path: str | None) -> PipeSDError | None:
+    """Why it could not be written: what was measured is shown in any case."""
+    if path is None:
+        return None
+    try:
+        update_file(path, PLAN_TABLE, plan_values(figures))
+    except PipeSDError as error:
+        return error
+    log.info("alpha, beta and gap are in table [%s] of %s", PLAN_TABLE, path)
+    return None
 
 
 def link_failed(interrupted: bool) -> str:

@@ -23,8 +23,8 @@ class Rate:
 
     @classmethod
     def of(cls, line: LineFit) -> Rate | None:
-        """From the line of times over bytes; None if its slope cannot be told from 0."""
-        if not line.slope_known:
+        """From the line of times over bytes; None where not even its order is told. The upper end may be infinite."""
+        if not line.spread_enough or line.slope_s <= 0 or line.slope_high_s > 3 * line.slope_s:
             return None
         return cls(8 / line.slope_s, (8 / line.slope_high_s, 8 / line.slope_low_s if line.slope_low_s else math.inf))
 

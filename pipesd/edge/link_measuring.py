@@ -42,11 +42,11 @@ _OPENING_S, _OPENING_ROUND_TRIPS = 0.4, 10  # for so long TCP's window is opened
 _TRANSFER_S = 0.06  # of the longest, beyond its round trip; more would not fit into many a queue
 _LEAST_TRANSFER_BYTES = 1 << 12
 _PARTS = 3  # the longest, a half, a third
-_MOST_TRANSFERS = 6 * _PARTS
-_SPARE_ROUNDS = 6  # may be thrown away
+_MOST_TRANSFERS, _LATEST_TRANSFERS = 6 * _PARTS, 4 * _PARTS  # the earlier ones had a window that opened, perhaps
+_SPARE_ROUNDS, _OVERTIME = 6, 0.1  # may be thrown away, until so much more than the time is over
 _LATE = 1.5, 0.02  # so many round trips and so many s before the first byte: TCP replaced what it had lost
-_OPENS = 0.9  # share of the time a byte took before, below which the window was still opening
-_STEP = 3  # times; the pace that is gone by changes no faster
+_OPENS = 0.9  # share of the least time of a byte so far, below which the window was still opening
+_STEP, _LEAST_PACE_S = 3, 1e-11  # what is gone by changes so many times at most
 _PHASES = {"warm-up": 0.08, "up": 0.36, "probes": 0.62, "trains": 0.7, "down": 1.0}  # over by this share of the time
 
 Tell = Callable[[str, float], None]  # which phase runs, and which share of the time is over
@@ -153,10 +153,11 @@ class _Measuring:
         prober = self._prober
         prober.open_up(way, min(max(_OPENING_S, _OPENING_ROUND_TRIPS * prober.rtt_s), self._time_left_s(way) / 2))
         times: list[tuple[int, float]] = []
+        paces: list[float] = []
         spare = _SPARE_ROUNDS
         while len(times) < LEAST_ROUNDS * _PARTS or (len(times) < _MOST_TRANSFERS and self._time_left_s(way) > 0):
             latest = self._transfers(way)
-            if self._time_left_s(way) <= 0:
+            if self._time_left_s(way) <= -_OVERTIME * self._effort.seconds:
                 spare = 0
             if len(latest) < _PARTS:
                 if not spare:
@@ -164,16 +165,17 @@ class _Measuring:
                 spare -= 1
                 continue
             (least_bytes, least_s), (most_bytes, most_s) = min(latest), max(latest)
-            before_s, pace_s = prober.byte_s, (most_s - least_s) / (most_bytes - least_bytes)
+            pace_s = max((most_s - least_s) / (most_bytes - least_bytes), _LEAST_PACE_S)
             if spare and least_s - pace_s * least_bytes > _LATE[0] * prober.rtt_s + _LATE[1]:
                 spare -= 1
                 continue
-            prober.byte_s = min(max(pace_s, before_s / _STEP), before_s * _STEP)
-            if spare and pace_s < _OPENS * before_s:
+            if spare and paces and pace_s < _OPENS * min(paces):
                 times, spare = [], spare - 1
-            else:
-                times += latest
-        sizes, times_s = zip(*times, strict=True) if times else ((), ())
+            times += latest
+            paces.append(pace_s)
+            before_s = prober.byte_s
+            prober.byte_s = min(max(median(paces), before_s / _STEP), before_s * _STEP)
+        sizes, times_s = zip(*times[-_LATEST_TRANSFERS:], strict=True) if times else ((), ())
         return Rate.of(fit_line(sizes, times_s))
 
     def _transfers(self, way: str) -> list[tuple[int, float]]:

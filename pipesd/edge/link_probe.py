@@ -24,7 +24,7 @@ _UNKNOWN_BYTE_S = 1e-4  # 80 kbit/s, while nothing is known
 _LOST_FOR_GOOD = 3  # times in a row
 _SEND_AGAIN_S = 0.005
 _MESSAGE_S = 4e-3  # what a probe of bulk is to take of the link
-_FIRST_WINDOW_BYTES = 1 << 14  # so much is under way at first, later what two round trips and this time carry
+_FIRST_WINDOW_BYTES = 1 << 14  # so much is under way at first, later what three round trips and this time carry
 _WAITING_S = 0.02
 _PACE_S = 0.05  # the pace is judged over a round trip, or so long
 
@@ -127,7 +127,7 @@ class Prober:
             self.byte_s = max(passed_s, 1e-9) / carried
             fastest_s = min(fastest_s, self.byte_s)
             message_bytes = int(min(max(_MESSAGE_S / self.byte_s, least_bytes), most_bytes))
-            window_bytes = max(int((2 * self.rtt_s + _WAITING_S) / self.byte_s), _FIRST_WINDOW_BYTES)
+            window_bytes = max(int((3 * self.rtt_s + _WAITING_S) / self.byte_s), _FIRST_WINDOW_BYTES)
         self.byte_s = min(
             fastest_s, self.byte_s
         )  # at the end nothing was left to carry, or TCP replaced what it had lost

@@ -15,7 +15,7 @@ NARROWEST = 40  # columns of a plot that still shows something
 _WIDEST, _HEIGHT = 72, 10
 _UNICODE, _ASCII = ("●", "·", "│", "─", "└", " to "), ("o", ".", "|", "-", "+", " to ")
 _NO_BETA = "cannot be told from 0"
-_NO_SPREAD = "not enough spread: too few sizes or answers for a slope"
+_NO_SPREAD = "not enough spread: too few sizes or answers"
 
 
 def describe(figures: LinkFigures, address: str, gamma_ms: float, columns: int, *, ascii_only: bool) -> str:
@@ -37,30 +37,31 @@ def describe(figures: LinkFigures, address: str, gamma_ms: float, columns: int, 
 def _rows(figures: LinkFigures, signs: Sequence[str]) -> list[tuple[str, str, str, str]]:
     to = signs[-1]
     least_s, middle_s, most_s = figures.rtt_s
-    shape = f"R2 {figures.line.r2:.3f}"
     return [
-        ("alpha", _ms(figures.alpha_s), "ms", f"{_span(figures.alpha_interval, to)}, one way, for any message"),
-        ("beta", *_beta(figures, to, shape)),
+        ("alpha", _ms(figures.alpha_s), "ms", f"{_span(figures.alpha_interval, to)}; one way, of any message"),
+        *_beta(figures, to),
         ("gap", _ms(figures.gap_s), "ms", "of alpha, what a message keeps the next one waiting"),
         ("latency", _ms(figures.latency_s), "ms", "half the shortest round trip"),
-        ("jitter", _ms(figures.jitter_s), "ms", "95 % of the round trips are at most so far above the median"),
-        ("round trip", _ms(middle_s), "ms", f"of the smallest frame; shortest {_ms(least_s)}, 95 % {_ms(most_s)}"),
+        ("jitter", _ms(figures.jitter_s), "ms", "95 % of round trips are at most this above usual"),
+        ("round trip", _ms(middle_s), "ms", f"of the smallest frame; from {_ms(least_s)}, 95 % below {_ms(most_s)}"),
         ("up", *_rate(figures.up, to)),
         ("down", *_rate(figures.down, to)),
-        ("codec", _ms(figures.codec_s), "ms", "encoding and decoding, in none of the above"),
+        ("codec", _ms(figures.codec_s), "ms", "encoding and decoding; in none of the above"),
     ]
 
 
-def _beta(figures: LinkFigures, to: str, shape: str) -> tuple[str, str, str]:
+def _beta(figures: LinkFigures, to: str) -> list[tuple[str, str, str, str]]:
+    """One row, and where β is too small to be seen another with what it should be."""
     if figures.beta_s is None:
-        return "-", "ms", _NO_SPREAD
-    carried = f"a draft token, {figures.token_bytes} bytes"
+        return [("beta", "-", "ms", _NO_SPREAD)]
     if figures.beta_known:
-        return _ms(figures.beta_s), "ms", f"{_span(figures.beta_interval, to)}, {carried}; {shape}"
-    by_rate = ""
+        note = f"{_span(figures.beta_interval, to)}; a token of {figures.token_bytes} bytes; R2 {figures.line.r2:.3f}"
+        return [("beta", _ms(figures.beta_s), "ms", note)]
+    rows = [("beta", "0", "ms", f"a draft token: {_NO_BETA}, at most {_ms(figures.beta_interval[1])}")]
     if figures.up is not None:
-        by_rate = f", {_ms(8 * figures.token_bytes / figures.up.bits_per_s)} by the bandwidth"
-    return "0", "ms", f"{carried}: {_NO_BETA} (at most {_ms(figures.beta_interval[1])}{by_rate})"
+        by_rate = _ms(8 * figures.token_bytes / figures.up.bits_per_s)
+        rows.append(("", "", "", f"(its {figures.token_bytes} bytes take {by_rate} ms by the bandwidth)"))
+    return rows
 
 
 def _rate(rate: Rate | None, to: str) -> tuple[str, str, str]:
