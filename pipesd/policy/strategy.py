@@ -81,9 +81,9 @@ class Thresholds(NamedTuple):
 
 
 FIRST = {
-    "dual": Thresholds(sequence=0.2, token=0.4),
+    "dual": Thresholds(sequence=0.1, token=0.45),
     "sequence": Thresholds(sequence=0.3),
-    "token": Thresholds(token=0.7),
+    "token": Thresholds(token=0.5),
     "entropy": Thresholds(entropy=1.0),
     "adaptive": Thresholds(sequence=0.5),
 }
