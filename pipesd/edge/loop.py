@@ -246,7 +246,7 @@ class Loop:
                     if self._strategy.guarded and not self.machine.drafts:
                         run.meter.alone_tokens += len(ids)
                     if self.steering is not None:
-                        self.steering.committed(action, self._clock.now(), run.meter.opened_s)
+                        self.steering.committed(action, self._clock.now(), run.meter.opened_s, drafts=self.machine.drafts)
                     if run.stream.stopped:
                         self._perform(run, self.machine.cancel("stop"))
                     elif self.steering is not None and self.machine.running and self.steering.probe_due:

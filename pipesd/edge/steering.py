@@ -123,18 +123,19 @@ class Steering:
         """The draft, or its end, was dropped."""
         self._dropped = True
 
-    def committed(self, committed: Committed, now_s: float, opened_s: float | None) -> None:
-        """A round ended; `opened_s`: when both sides were ready, which is when the first one began."""
+    def committed(self, committed: Committed, now_s: float, opened_s: float | None, *, drafts: bool) -> None:
+        """A round ended; `opened_s`: when both sides were ready, which is when the first one began; `drafts`: whether
+        the edge drafts now, wanted or not."""
         self._sending.decided(sum(committed.accepted), rejected=committed.rejected)
         self._dropped = self._dropped and not committed.rejected
         tokens = len(committed.ids)
         self.monitor.committed(tokens, now_s)
         begun_s, self._round_s = self._round_s or opened_s, now_s
         took_s = None if begun_s is None else now_s - begun_s
-        estimate, drafting = self._estimate(), self.drafting
-        if self._guard is not None and took_s is not None:
+        estimate = self._estimate()
+        self._record(self._updater.round_end(estimate, tokens, took_s if drafts else None))
+        if self._guard is not None and took_s is not None and drafts == self.drafting:
             self._guard.round_end(tokens, took_s, estimate.pass_s)
-        self._record(self._updater.round_end(estimate, tokens, took_s if drafting else None))
 
     @property
     def probe_due(self) -> int:
