@@ -155,6 +155,15 @@ def test_every_combination_of_parts_gives_the_targets_ids(tmp_path: Path, troubl
     check_all(tmp_path, range(2 * FAST), {}, troubled=troubled, parts=True)
 
 
+@pytest.mark.parametrize("batching", ["dp", "greedy"])
+def test_a_thin_link_that_token_batches_wait_for(tmp_path: Path, batching: str) -> None:
+    edge = {"strategy": "pipesd", "batching": batching, "tuning": "off"}
+    for seed in range(FAST):
+        scene = random_scene(seed, edge, troubled=seed % 3 == 0)
+        rate = 500.0 * 2 ** (seed % 4)
+        play(replace(scene, gamma_s=0.01, delay_s=0.03, up_bytes_per_s=rate, up_bytes_per_draft_token=0), tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("troubled", [False, True])
 @pytest.mark.parametrize("strategy", WITH_CLOUD)
