@@ -230,7 +230,7 @@ def test_a_space_of_six_settings_outlasts_a_budget_of_twenty() -> None:
 
 
 def test_repeats_are_averaged() -> None:
-    tuner = Tuner({"length": Parameter(1, 3, integer=True)}, first={"length": 1}, samples=60)
+    tuner = Tuner({"length": Parameter(1, 3, integer=True)}, first={"length": 1}, samples=45)
     for length, values in {1: [1.0, 1.2], 2: [0.6, 1.4], 3: [0.7, 0.8]}.items():
         for value in values * 6:
             tuner.tell({"length": length}, value)
@@ -311,7 +311,7 @@ def test_settings_stay_within_bounds_and_kinds() -> None:
         "threshold": (0, 1),
         "ratio": Parameter(0.1, 0.7, log=True),
     }
-    tuner = Tuner(space, seed=2, samples=60)
+    tuner = Tuner(space, seed=2, samples=45)
     for setting in search(tuner, lambda setting: setting["length"] + setting["threshold"] + setting["ratio"]):
         assert type(setting["length"]) is int and 1 <= setting["length"] <= 15
         assert type(setting["fixed"]) is float and setting["fixed"] == 4.0

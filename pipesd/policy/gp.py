@@ -163,7 +163,7 @@ def _log_likelihood(squares: Array, values: Array, logs: Array) -> tuple[float, 
 # What is thought likely before any measurement, as mean and deviation of the logarithm. A dozen values do not tell a
 # rough function from a noisy one; without an opinion the likelihood's choice between the two is a toss of a coin.
 _SIGNAL_PRIOR = (0.0, 1.0)
-_LENGTH_PRIOR = (math.log(0.5), 0.8)
+_LENGTH_PRIOR = (math.log(0.4), 0.5)
 _NOISE_PRIOR = (math.log(0.001), 3.0)
 
 
