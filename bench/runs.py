@@ -36,6 +36,7 @@ from pipesd.sim.drafters import Agreement, ScriptedDrafter
 from pipesd.sim.tokeniser import ByteTokeniser
 
 PAPER_BETA_MS = 116.0  # 32,256 probabilities of 9 bytes at 20 Mbit/s
+STALL_S = 60.0  # a setting that brings nothing new for so long has failed
 AGREEMENT = 0.8  # of the scripted drafter
 SUMMED = ("tokens", "rounds", "drafted", "verified", "accepted", "promoted", "discarded", "stale", "navs",
           "target_passes", "bytes_up", "bytes_down", "cloud_s", "draft_s")  # fmt: skip
@@ -95,7 +96,7 @@ class Edge(NamedTuple):
         further generation begins when there were so many rounds."""
         address = self.where.linked if linked else self.where.direct
         log = "" if self.events is None else str(self.events / f"{sum(1 for _ in self.events.iterdir()):05}.jsonl")
-        config = EdgeConfig(cloud=address, events=log, **settings)
+        config = EdgeConfig(cloud=address, events=log, stall_s=STALL_S, **settings)
         each: list[dict[str, Any]] = []
         wrong = []
         with EdgeSession(config, drafter=self.drafter, tokeniser=self.tokeniser) as session:

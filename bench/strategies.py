@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -36,7 +37,7 @@ from replay import Record
 from runs import SUMMED, Edge, Measured, add_options, edge_of
 
 from pipesd.config import EdgeConfig
-from pipesd.errors import PipeSDError, UsageError
+from pipesd.errors import PipeSDError, Unreachable, UsageError
 
 REFERENCE = "pipesd"
 WARM_UP = 8  # tokens
@@ -102,9 +103,12 @@ def tune(edge: Edge, row: Row, records: Sequence[Record], options: argparse.Name
     tried: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for _ in range(options.samples):
         point = tuner.ask()
-        ms = edge.run(
-            {**row.settings, **options_of(point)}, records, options.tune_tokens, linked=row.linked
-        ).ms_per_token
+        settings = {**row.settings, **options_of(point)}
+        try:
+            ms = edge.run(settings, records, options.tune_tokens, linked=row.linked).ms_per_token
+        except Unreachable as error:
+            progress(f"failed: {show(options_of(point))}: {error}")
+            ms = math.inf
         tuner.tell(point, ms / 1e3)
         tried[tuple(point.values())].append(ms)
     best = min(tried, key=lambda values: statistics.fmean(tried[values]))
