@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipesd.clock import VirtualClock
 from pipesd.edge.link import LinkConfig, plan_values
-from pipesd.edge.link_figures import LinkFigures, Rate, median_interval, quantile, to_ms
+from pipesd.edge.link_figures import LinkFigures, Rate, figures_of, median_interval, quantile, to_ms
 from pipesd.edge.link_measuring import SIZES, Effort, measure
 from pipesd.edge.link_probe import Prober, frame_bytes
 from pipesd.edge.link_report import NARROWEST, describe
@@ -121,6 +121,14 @@ def test_slow_first_probes_are_thrown_away() -> None:
     assert slow.rtt_s[2] < 0.045 and slow.jitter_s < 1e-3
 
 
+def test_the_warm_up_lasts_until_round_trips_are_alike() -> None:
+    link = usual(fate=lambda number, probe: 0.05 if number < 10 and number % 3 else 0.0)
+    measured(link, seconds=60)
+    assert next(k for k, length in enumerate(link.frame_bytes) if length >= 1000) == 12, (
+        "10, 11 and one before were alike"
+    )
+
+
 def test_jitter_is_found_and_harms_alpha_little() -> None:
     chance = random.Random(3)
     figures = measured(usual(fate=lambda number, probe: chance.expovariate(1000)), repeats=30)
@@ -214,6 +222,19 @@ def test_late_answers_are_not_taken_for_others() -> None:
     assert figures.alpha_s == pytest.approx(0.02, rel=0.02)
 
 
+def test_a_late_answer_is_not_the_next_probes() -> None:
+    link = usual(fate=lambda number, probe: 1.5 if number == 1 else 0.0)
+    prober = Prober(link, link.clock, 5.0)
+    prober.connect()
+    assert prober.round_trip(100) is None
+    assert prober.train(30, 100, 60_000) is not None, "behind which it comes"
+    assert prober.round_trip(100) == pytest.approx(0.04, rel=0.01)
+    assert (prober.sent, prober.lost) == (33, 1)
+    link.fate = lambda number, probe: 1.06 if number == 33 else 0.0
+    assert prober.round_trip(100) is None
+    assert prober.round_trip(100) == pytest.approx(0.04, rel=0.01)
+
+
 def test_what_the_other_side_says() -> None:
     refused = Error(0, 0, ErrorCode.FULL, "no room")
     with pytest.raises(Refused, match="the cloud refuses: no room"):
@@ -260,6 +281,15 @@ def test_a_rate_is_a_slope_that_is_known() -> None:
     assert Rate.of(fit_line([], [])) is None
     vague = Rate.of(line._replace(slope_known=False, slope_low_s=0.0))
     assert vague is not None and vague.interval[1] == float("inf")
+
+
+def test_a_slope_that_cannot_be_told_from_0_is_beta_0() -> None:
+    chance = random.Random(2)
+    points = [(size, 0.04 + size * 1.2e-5 + chance.gauss(0, 0.001)) for size in SIZES * 10]
+    figures = figures_of(points, [1e-5], None, None, token_bytes=4, codec_s=0.0, sent=1, lost=0,
+                         status=ProbeStatus.OK, took_s=1.0)  # fmt: skip
+    assert figures.line.slope_s > 0 and not figures.line.slope_known
+    assert figures.beta_s == 0.0 and not figures.beta_known and figures.beta_interval[1] > 0
 
 
 def test_units() -> None:
