@@ -26,6 +26,7 @@ LENGTH_BOUNDS: Bounds = (0.05, 10.0)  # in a box of side 1
 NOISE_BOUNDS: Bounds = (1e-6, 2.0)
 JITTERS = (0.0, *(10.0**power for power in range(-12, -3)))  # shares of the mean diagonal
 _ROOT5 = math.sqrt(5.0)
+_ROWS = 128  # multiplied at once: larger products wake the threads of BLAS, which takes longer than they do
 
 
 class NotPositiveDefinite(PipeSDError):
@@ -107,7 +108,8 @@ class GaussianProcess:
         """Mean and standard deviation (m,) at the rows of `points` (m, d): of the function, or with `noisy` of another
         measurement of it."""
         across = self.hyper.signal * matern52(points, self.points, self.hyper.lengths)
-        reduced = across @ self._whiten.T
+        slices = [across[start : start + _ROWS] @ self._whiten.T for start in range(0, len(across), _ROWS)]
+        reduced = np.concatenate(slices)
         variance = self.hyper.signal - np.einsum("mn,mn->m", reduced, reduced)
         return across @ self._weights, np.sqrt(np.maximum(variance, 0.0) + (self.hyper.noise if noisy else 0.0))
 
