@@ -116,7 +116,8 @@ def _trigger(g: Generation, event: Event) -> Iterator[str]:
         g.trigger.asked()
     g.rule.due = "ask"
     if g.state == "waiting":  # it is outstanding, and said with the next opening
-        g.blurred |= g.nav is not None
+        if g.nav is not None:
+            g.blur()
         g.ask()
         g.link.asked(g.now_s)
 
@@ -174,14 +175,13 @@ def _reason(g: Generation, event: Event) -> Iterator[str]:
         chosen = g.nav is not None and not restated and event["ids"]
         if chosen and g.link.worth_sending(g.when_s, g.rule.unsent) is False:
             yield f"sends {g.rule.unsent} tokens ahead of a verdict that are not worth it, or too much for the link"
-        if g.rule.due == "ask":
-            g.blurred |= restated
+        if g.rule.due == "ask" and g.asks_anew(restated):
             g.ask()
         elif event["nav"] and not restated:
             if g.start["trigger"] is not None or g.state != "run" or g.nav is not None or g.more:
                 yield "asks for verification although nothing triggered it"
             g.ask()
-        elif not event["nav"] and event["ids"] and not _due(g):
+        elif not event["nav"] and event["ids"] and not g.sends_due():
             yield f"sends {len(event['ids'])} tokens that were not due"
         elif not event["nav"] and not event["ids"] and 2 * (g.known - g.told) < g.run_ahead:
             yield "sends an empty message that says nothing new"
@@ -189,11 +189,6 @@ def _reason(g: Generation, event: Event) -> Iterator[str]:
         event["nav"] or event["again"] or answers == "Resend" or not g.nav_said
     ):
         yield f"asks for verification: {event['nav']}, outstanding is {g.nav}"
-
-
-def _due(g: Generation) -> bool:
-    """Whether tokens were to go: by what was due, or as the link has become idle meanwhile."""
-    return g.rule.due == "send" or (g.rule.batching == "greedy" and g.link.idle(g.when_s) is not False)
 
 
 def _received(g: Generation, event: Event) -> Iterator[str]:
@@ -266,7 +261,7 @@ def _plan(g: Generation, event: Event) -> Iterator[str]:
     if g.rule.batching != "dp":
         yield "a plan that nothing goes by"
     first = event["why"] == "begin"  # repeats what is in force
-    window, figures = None if first or g.blurred else g.rule.window, None if first else g.link.plan_figures
+    window, figures = (None, None) if first else (g.rule.window, g.link.plan_figures)
     yield from plan_findings(event, g.start["link_model"], window, figures)
     g.rule.adopt(event["sizes"])
 

@@ -98,6 +98,7 @@ class DueRule:
         self.since = 0  # tokens since verification was last asked for, which is a draft's length
         self.unsent = 0
         self.lengths: list[int] = []
+        self.unsure = False  # whether they may be wrong
         self.waiting = 0  # tokens of the present token batch
         self.planned = 0  # tokens of the last plan
         self._sizes: Sequence[int] = (1,)
@@ -141,8 +142,10 @@ class DueRule:
         self._begin()
 
     @property
-    def window(self) -> int:
-        """The window that plans are made for now: the mean draft length, rounded half up."""
+    def window(self) -> int | None:
+        """The window that plans are made for now: the mean draft length, rounded half up; None if that is not known."""
+        if self.unsure:
+            return None
         if not self.lengths:
             return FIRST_WINDOW
         return max(1, math.floor(sum(self.lengths) / len(self.lengths) + 0.5))

@@ -77,16 +77,32 @@ class Generation:
         self.rule.asked()
         self.asked = True
 
+    def blur(self) -> None:
+        """From now on some counts cannot be told."""
+        self.blurred = self.rule.unsure = True
+
     def forget(self) -> None:
         """The draft, or its end, was dropped: the rules begin anew."""
         self.trigger.forget()
         self.rule.forget()
         self.expected, self.late = None, 0
 
+    def asks_anew(self, restated: bool) -> bool:
+        """Whether a NAV is the one that is due, or only says again one that is outstanding while the other is held."""
+        worth = self.link.worth_sending(self.when_s, self.rule.unsent) if restated and self.rule.held else True
+        if worth is None:
+            self.blur()
+        return worth is not False
+
+    def sends_due(self) -> bool:
+        """Whether tokens were to go: by what was due, or as the link has become idle meanwhile."""
+        greedy = self.rule.batching == "greedy" and self.link.idle(self.when_s) is not False
+        return greedy or self.rule.due == "send"
+
     def lacks_plan(self) -> bool:
         """Whether a round has ended that should have brought a plan for another window, and did not."""
         wanted, self.window = self.window, None
-        planned = self.rule.batching == "dp" and self.link.plan_figures is not None and not self.blurred
+        planned = self.rule.batching == "dp" and self.link.plan_figures is not None and not self.rule.unsure
         return planned and wanted is not None and self.rule.planned != wanted
 
     def cut(self, pos: int) -> None:
