@@ -46,8 +46,7 @@ class Tuner:
             worth a measurement; 0.1 is the paper's.
         first: the setting in force. It is measured first, is what `best` must beat, and what remains if nothing does.
             Without it the middle of the box is measured first, and nothing has to be beaten.
-        least: a time below this counts as a failed measurement, as NaN, infinity and None do; -inf for objectives
-            that are no times.
+        least: a value below this counts as a failed measurement, as NaN, infinity and None do.
 
     Raises UsageError for bounds, settings and options that cannot be.
     """
@@ -60,7 +59,7 @@ class Tuner:
         samples: int = SAMPLES,
         xi: float = XI,
         first: Mapping[str, Any] | None = None,
-        least: float = 0.0,
+        least: float = -math.inf,
     ) -> None:
         self.space = SearchSpace(space)
         self.seed = int(seed.integers(2**32)) if isinstance(seed, np.random.Generator) else _count("seed", seed, 0)
