@@ -186,9 +186,11 @@ def test_the_documentation_names_the_same_bounds() -> None:
 
 
 def test_the_options_of_the_readme_exist() -> None:
-    text = "\n".join([(ROOT / "README.md").read_text(), (ROOT / "docs" / "install.md").read_text()])
+    pages = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("install", "link", "strategies")))
+    text = "\n".join(page.read_text() for page in pages)
     known = set()
-    for program, command in (("edge", "generate"), ("edge", "chat"), ("cloud", "serve")):
+    commands = [("edge", name) for name in ("generate", "chat", "link", "plan", "tune")]
+    for program, command in (*commands, ("cloud", "serve")):
         code = f"from pipesd.{program}.cli import main; main(['{command}', '--help'])"
         known |= set(re.findall(r"--[a-z][a-z-]+", in_python(code)))
     for tool in ("demo", "test"):

@@ -243,7 +243,7 @@ def test_repeats_are_averaged() -> None:
 def test_failed_trials_are_counted_and_shunned(seed: int) -> None:
     chance = np.random.default_rng(seed)
     bad: dict[int, float | None] = {2: math.nan, 4: None, 6: math.inf, 7: -1.0}
-    tuner, asked = Tuner(SQUARE, seed=seed, first={"x": 0.0, "y": 1.0}), []
+    tuner, asked = Tuner(SQUARE, seed=seed, first={"x": 0.0, "y": 1.0}, least=0.0), []
     for k in range(SAMPLES):
         setting = tuner.ask()
         for failed in asked[:k]:
