@@ -193,8 +193,9 @@ def test_the_options_of_the_readme_exist() -> None:
     for program, command in (*commands, ("cloud", "serve")):
         code = f"from pipesd.{program}.cli import main; main(['{command}', '--help'])"
         known |= set(re.findall(r"--[a-z][a-z-]+", in_python(code)))
-    for tool in ("demo", "test"):
-        done = subprocess.run([ROOT / "tools" / tool, "--help"], capture_output=True, text=True, timeout=60)
+    links = ([sys.executable, ROOT / "tools" / "tun_link.py"], [sys.executable, "-m", "pipesd.sim.proxy"])
+    for tool in ([ROOT / "tools" / "demo"], [ROOT / "tools" / "test"], *links):
+        done = subprocess.run([*tool, "--help"], capture_output=True, text=True, timeout=60, cwd=ROOT)
         known |= set(re.findall(r"--[a-z][a-z-]+", done.stdout))
     of_others = {"--index-url", "--extra-index-url", "--install"}  # pip, xcode-select
     assert set(re.findall(r"--[a-z][a-z-]+", text)) - known <= of_others
