@@ -90,3 +90,11 @@ def test_nothing_is_said_before_there_is_something_to_compare() -> None:
     for _ in range(3 * WINDOW_ROUNDS):
         assert not guard.round_end(1, 9.0, None)
     assert guard.drafting and guard.alone_s is None
+
+
+def test_ids_that_come_all_at_once_are_no_measure() -> None:
+    guard = Guard()
+    for took_s in (9.0, 0.0, 9.0, 0.0):
+        for _ in range(20 * LEAST_REST_TOKENS):
+            guard.round_end(1, took_s, 0.0)
+    assert guard.alone_s is not None and guard.alone_s > 0.0

@@ -16,6 +16,7 @@ LOSS = 0.05  # share of the time that trials may cost
 LEAST_REST_TOKENS = 32
 ALONE_MEMORY = 0.1  # weight of the last stretch in what the cloud alone takes
 ALONE_TOKENS = 16  # of such a stretch
+LEAST_S = 1e-5  # what a token takes at least: ids that come all at once are no measure of the cloud's speed
 
 
 class Guard:
@@ -41,7 +42,7 @@ class Guard:
 
     def _with_drafts(self, pass_s: float | None) -> bool:
         if pass_s is not None and not self._measured:
-            self.alone_s = pass_s
+            self.alone_s = max(pass_s, LEAST_S)
         if self.alone_s is None or not self._tokens:
             return False
         tpt_s = self._took_s / self._tokens
@@ -61,7 +62,7 @@ class Guard:
 
     def _alone(self) -> bool:
         if self._tokens >= ALONE_TOKENS:
-            tpt_s = self._took_s / self._tokens
+            tpt_s = max(self._took_s / self._tokens, LEAST_S)
             if self._measured and self.alone_s is not None:
                 tpt_s = self.alone_s + ALONE_MEMORY * (tpt_s - self.alone_s)
             self.alone_s, self._measured = tpt_s, True
