@@ -156,7 +156,7 @@ class World:
         self._perform(number, self.edges[number].machine.stop_drafting())
 
     def resume_drafting(self, number: int = 0) -> None:
-        self._perform(number, self.edges[number].machine.resume_drafting())
+        self._perform(number, self.edges[number].machine.resume_drafting(Mode.NAV))
 
     def next(self, back: int = 0, number: int = 0) -> None:
         edge = self.edges[number]

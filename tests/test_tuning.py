@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable
 from dataclasses import fields
@@ -15,8 +16,11 @@ from clouds import LAW, PROMPT, edge, ids_of, said, serving
 from pipesd.config import EdgeConfig
 from pipesd.edge.tuning_file import load
 from pipesd.errors import UsageError
-from pipesd.policy.strategy import TUNABLE, make_strategy, make_trigger
+from pipesd.policy.strategy import make_strategy, make_trigger
 from pipesd.policy.tuning import SPACES, TRIAL_TOKENS, Tuning, options_of, point_of
+
+P_DRAFT = [(7 * k % 10) / 10 for k in range(1, 60)]
+ENTROPY = [(3 * k % 11) / 2 for k in range(1, 60)]
 
 
 def strategy(**options: Any) -> Any:
@@ -45,11 +49,12 @@ def test_every_point_of_a_space_can_be_set_and_is_what_it_stands_for(trigger: st
         assert set(options) <= known
         made = strategy(strategy="pipesd", trigger=trigger, **options)
         assert point_of(made) == pytest.approx(point, abs=1e-9)
-        if trigger in TUNABLE:
-            running = make_trigger(strategy(strategy="pipesd", trigger=trigger))
-            for name, value in options.items():
-                setattr(running, name, value)
-                assert getattr(running, name) == value
+        running = make_trigger(strategy(strategy="pipesd", trigger=trigger))
+        for name, value in options.items():
+            setattr(running, name, value)
+        fresh = make_trigger(made)
+        asked = [(running.observe(p, h), fresh.observe(p, h)) for p, h in zip(P_DRAFT, ENTROPY, strict=True)]
+        assert all(a == b for a, b in asked), "set while it runs, or from the start"
 
 
 def test_the_region_searched_is_where_the_token_threshold_matters() -> None:
@@ -125,7 +130,10 @@ def test_another_run_goes_on_where_the_last_one_stopped() -> None:
     [
         lambda state: state.pop("tuner"),
         lambda state: state.update(searches="x"),
+        lambda state: state.update(searches=-5),
         lambda state: state.update(reference_s="x"),
+        lambda state: state.update(reference_s=math.nan),
+        lambda state: state["tuner"].update(trials=[[state["tuner"]["first"], 10**400]]),
         lambda state: state["tuner"].update(version=99),
         lambda state: state["tuner"]["space"].pop("token_share"),
         lambda state: state["tuner"]["space"]["token_share"].update(high=2.0),

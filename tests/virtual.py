@@ -23,6 +23,7 @@ from pipesd.config import EdgeConfig
 from pipesd.core import Drawn
 from pipesd.edge.session import EdgeSession
 from pipesd.protocol import wire
+from pipesd.protocol.messages import ID_BYTES
 from pipesd.sim.drafters import Agreement, Proposal, ScriptedDrafter
 from pipesd.sim.texts import KeyedText, Law
 from pipesd.sim.tokeniser import ByteTokeniser
@@ -202,7 +203,10 @@ class VirtualLink:
             return False
         self.sent += 1
         connection, message = self._connections[-1], wire.decode(payload)
-        further = world.scene.up_bytes_per_draft_token * len(message.ids) if isinstance(message, wire.Draft) else 0
+        tokens = len(message.ids) if isinstance(message, wire.Draft) else 0
+        if isinstance(message, wire.Probe):
+            tokens = len(message.payload) // ID_BYTES
+        further = world.scene.up_bytes_per_draft_token * tokens
         lasts_s = (len(payload) + FRAME_BYTES + further) / world.scene.up_bytes_per_s
         self._put(connection, connection.up, "up", lasts_s, lambda: world.cloud.take(connection.number, payload))
         return True

@@ -133,11 +133,9 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _failed(argv: Sequence[str], interrupted: bool) -> str:
     """What stdout gets from a command that failed: with --json the object of what never began."""
-    if {"link", "--json"} <= set(argv):
-        return link_failed(interrupted)
-    if {"tune", "--json"} <= set(argv):
-        return _tune_failed(interrupted)
-    return _nothing(interrupted) if {"generate", "--json"} <= set(argv) else ""
+    objects = {"generate": _nothing, "link": link_failed, "tune": _tune_failed}
+    asked = bool(argv) and argv[0] in objects and "--json" in argv
+    return objects[argv[0]](interrupted) if asked else ""
 
 
 def _nothing(interrupted: bool) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
 from typing import Any, Protocol
 
 from pipesd.clock import Clock
 from pipesd.config import EdgeConfig
 from pipesd.edge.models import Tokeniser
-from pipesd.edge.round_trips import PROBED_SIZES, TOKEN_BYTES, RoundTrips
+from pipesd.edge.round_trips import PROBED_SIZES, RoundTrips
 from pipesd.errors import Cancelled, PipeSDError, ProtocolError, Refused, Unreachable, VocabularyMismatch
 from pipesd.metrics import EventLog
 from pipesd.protocol.messages import (
     FEATURES,
+    ID_BYTES,
     MAJOR,
     MINOR,
     Draft,
@@ -40,7 +40,8 @@ from pipesd.protocol.wire import check_version, decode, encode
 from pipesd.transport import Context, edge_socket
 
 HELLO_AGAIN_S = 0.5
-TRAIN_RTTS = 3  # how long the answers to a train of probes are waited for
+TRAIN_RTTS = 3  # how long the next answer to a train of probes is waited for
+MOST_TRAIN_S = 10.0  # and all of them
 AT_ONCE_S = 1e-4  # a message that takes longer to come was not there before
 APART = (Hello, Open)  # not counted in a generation's bytes
 
@@ -89,11 +90,12 @@ class Connection:
         self._cancelled = cancelled
         self._round_trips = round_trips
         self._looked_s = clock.now()  # nothing was there to read
-        self._probes = count(1)
+        self._number = 1  # of the next probe
         self._probed_s: dict[int, float] = {}
         self.address = self._socket.address
         self.rtt_s = 0.0  # the shortest of a probe so far
-        self.crossed = False  # a probe sent behind the last OPEN was answered: the cloud has had that OPEN, if it came
+        self.crossed = False  # a probe sent behind the last OPEN or DRAFT was answered: if that came, it is there
+        self._behind = 0  # the number of the first such probe
         self.bytes_up = 0
         self.bytes_down = 0
 
@@ -115,9 +117,9 @@ class Connection:
         payload = encode(message)
         now_s = self._clock.now()
         sent = self._socket.send(payload)
+        if isinstance(message, Open | Draft):
+            self.crossed, self._behind = False, self._number
         if isinstance(message, Open):
-            self._probed_s.clear()
-            self.crossed = False
             if self._round_trips is not None:
                 self._round_trips.restart()
         elif sent and self._round_trips is not None:
@@ -145,7 +147,7 @@ class Connection:
         if isinstance(message, Probed) and message.token in self._probed_s:
             took_s = now_s - self._probed_s.pop(message.token)
             self.rtt_s = min(self.rtt_s or took_s, took_s)
-            self.crossed = True
+            self.crossed = self.crossed or message.token >= self._behind
         return message
 
     def probe(self, session: int, tokens: int = 0) -> None:
@@ -156,9 +158,10 @@ class Connection:
             self._round_trips.probe_sent(number, tokens, now_s)
 
     def _send_probe(self, session: int, tokens: int) -> int:
-        number = next(self._probes)
+        number = self._number
+        self._number += 1
         self._probed_s[number] = self._clock.now()
-        self.send(Probe(session, 0, number, bytes(tokens * TOKEN_BYTES)))
+        self.send(Probe(session, 0, number, bytes(tokens * ID_BYTES)))
         return number
 
     def explain(self) -> str:
@@ -189,15 +192,18 @@ class Connection:
 
     def _measure(self, session: int, round_trips: RoundTrips) -> None:
         """Send a train of probes, as large as token batches of 1 to 8 (PipeSD, section 4), and take their answers: one
-        round trip for all. What is not answered in the time of several is left out."""
+        round trip for all, and what they take of the link. What is late by several round trips is left out."""
         sent_s = self._clock.now()
         sizes = {self._send_probe(session, size): size for size in PROBED_SIZES}
         replies: list[tuple[int, float]] = []
-        deadline_s = sent_s + TRAIN_RTTS * self.rtt_s + HELLO_AGAIN_S
+        silence_s = TRAIN_RTTS * self.rtt_s + HELLO_AGAIN_S
+        deadline_s = sent_s + silence_s
         while len(replies) < len(sizes) and (now_s := self._clock.now()) < deadline_s and not self._cancelled():
             message = self.receive(deadline_s - now_s)
             if isinstance(message, Probed) and message.token in sizes:
-                replies.append((sizes[message.token], self._clock.now() - sent_s))
+                took_s = self._clock.now() - sent_s
+                replies.append((sizes[message.token], took_s))
+                deadline_s = sent_s + min(2.0 * took_s + silence_s, MOST_TRAIN_S)
         round_trips.probed(replies)
 
     def _ask(self, hello: Hello) -> Welcome:
@@ -253,4 +259,6 @@ def _shown(message: Message) -> dict[str, Any]:
     shown: dict[str, Any] = {"kind": type(message).__name__, "opening": message.opening}
     if isinstance(message, Draft | Verdict | Opened):
         shown.update((name, value) for name, value in message._asdict().items() if name != "session")
+    if isinstance(message, Probe):
+        shown["tokens"] = len(message.payload) // ID_BYTES  # that it stands for
     return shown

@@ -28,9 +28,8 @@ from pipesd.edge.link_figures import LinkFigures, Rate, figures_of
 from pipesd.edge.link_probe import BULK_BYTES, MOST_UNDER_WAY, Prober, frame_bytes
 from pipesd.errors import Unreachable
 from pipesd.policy.estimate import fit_line
-from pipesd.protocol.messages import MAX_PROBE_BYTES
+from pipesd.protocol.messages import ID_BYTES, MAX_PROBE_BYTES
 
-ID_BYTES = 4  # of a draft token on the wire
 SIZES = (0, 1, 2, 4, 8, 16, 32)  # draft tokens of a probe's frame; without one it only asks for verification
 TRAIN = 16  # frames
 TRAINS = 15

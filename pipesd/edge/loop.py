@@ -26,7 +26,7 @@ from pipesd.policy.sending import Step
 from pipesd.policy.strategy import Strategy
 from pipesd.protocol import actions as act
 from pipesd.protocol.edge_machine import EdgeMachine, State
-from pipesd.protocol.messages import MAJOR, Draft, Error, Message, Opened, Probed, ProbeStatus, Verdict, Welcome
+from pipesd.protocol.messages import MAJOR, Draft, Error, Message, Open, Opened, Probed, ProbeStatus, Verdict, Welcome
 from pipesd.protocol.vocabulary import new_session
 
 log = logging.getLogger("pipesd.edge")
@@ -143,6 +143,8 @@ class Loop:
         own = message.session == machine.session and message.opening == machine.opening
         self._patience.heard(now_s, own=own and not isinstance(message, Error))
         if isinstance(message, Probed):
+            if self._line.crossed:
+                self._patience.crossed(now_s)
             if message.status is ProbeStatus.OK:
                 self._patience.alive(now_s)
             elif message.status is ProbeStatus.UNKNOWN_SESSION and self._line.crossed and not self._patience.put_off:
@@ -155,8 +157,8 @@ class Loop:
         self._perform(run, machine.receive(message))
 
     def _ask_again(self, run: Run) -> None:
-        """What is due: a try that the cloud put off, or a deadline. An OPEN that may still be crossing is not repeated:
-        on a thin link a second copy would only delay the first, whose answer would then be of a former opening."""
+        """What is due: a try that the cloud put off, or a deadline. What may still be crossing is not repeated: on a
+        thin link a second copy would only delay the first."""
         machine, now_s = self.machine, self._clock.now()
         self._patience.check(now_s)
         if self._patience.retry_due(now_s):
@@ -165,7 +167,9 @@ class Loop:
             self._patience.rest(now_s)
         elif self._patience.due(now_s, self._line.explain):
             self._events.record("deadline")
-            if machine.state is State.RUN or self._line.crossed:
+            if self.steering is not None:
+                self.steering.disturbed()
+            if self._line.crossed:
                 self._perform(run, machine.deadline())
             self._line.probe(machine.session)
 
@@ -191,15 +195,19 @@ class Loop:
     def _send(self, run: Run) -> None:
         """Give the link what is due of the draft, and ask for verification where the trigger or necessity says so."""
         machine, steering = self.machine, self.steering
-        if steering is None:
+        if steering is None or machine.state is State.WAITING:
             return
-        awaiting = machine.nav is not None
-        step = steering.step(self._clock.now(), machine.end, awaiting=awaiting, must_ask=machine.must_ask)
-        if step is Step.SEND:
-            self._perform(run, machine.send())
-        elif step is Step.ASK:
-            self._perform(run, machine.ask())
-            steering.asked(self._clock.now())
+        step = Step.ASK
+        while step is Step.ASK:  # behind one draft to verify there may be the next
+            awaiting, must_ask = machine.nav is not None, machine.must_ask
+            step, upto = steering.step(
+                self._clock.now(), machine.sent, machine.end, awaiting=awaiting, must_ask=must_ask
+            )
+            if step is Step.SEND:
+                self._perform(run, machine.send())
+            elif step is Step.ASK:
+                self._perform(run, machine.ask(upto))
+                steering.asked(self._clock.now(), upto)
 
     def _go_on_without_drafts(self, run: Run, why: str) -> None:
         log.warning("%s: going on without drafts", why)
@@ -220,17 +228,20 @@ class Loop:
         else:
             self._events.record("with_drafts")
             run.prefilled = False  # the draft model has not read what the cloud said alone
-            self._perform(run, machine.resume_drafting())
+            self._perform(run, machine.resume_drafting(self._strategy.mode))
 
     def _perform(self, run: Run | None, actions: Sequence[act.Action]) -> None:
         """Do what the machine says, in order."""
         for action in actions:
             match action:
                 case act.Send(message):
+                    if self.steering is not None and isinstance(message, Open) and self.machine.tally.openings > 1:
+                        self.steering.disturbed()
                     if not self._line.send(message):
                         self.machine.not_sent(message)
                     elif self.steering is not None and isinstance(message, Draft):
-                        self.steering.sent(len(message.ids), self._clock.now())
+                        everything = self.machine.sent >= self.machine.end
+                        self.steering.sent(len(message.ids), self._clock.now(), everything=everything)
                 case act.Rollback(pos):
                     if self.drafter is not None:
                         self.drafter.rollback(min(pos, len(self.drafter)))
@@ -243,14 +254,15 @@ class Loop:
                     self._events.record("committed", pos=pos, ids=ids, accepted=accepted)
                     self._patience.moved(self._clock.now())
                     run.commit(ids, ["accepted" if own else "target" for own in accepted], self._clock.now())
-                    if self._strategy.guarded and not self.machine.drafts:
+                    if self._strategy.guarded and not self.machine.drafts and not run.drafter_failed:
                         run.meter.alone_tokens += len(ids)
                     if self.steering is not None:
-                        self.steering.committed(action, self._clock.now(), run.meter.opened_s, drafts=self.machine.drafts)
+                        drafts = self.machine.drafts
+                        self.steering.committed(action, self._clock.now(), run.meter.opened_s, drafts=drafts)
                     if run.stream.stopped:
                         self._perform(run, self.machine.cancel("stop"))
-                    elif self.steering is not None and self.machine.running and self.steering.probe_due:
-                        self._line.probe(self.machine.session, self.steering.probe_due)
+                    elif self.steering is not None and (size := self.steering.probe_due(self._clock.now())):
+                        self._line.probe(self.machine.session, size)
                 case act.Retry(after_s, code, text):
                     self._patience.retry(self._clock.now(), after_s, refusal(code, text))
                     self._events.record("retry", code=code.name, after_s=after_s)

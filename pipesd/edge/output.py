@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict
 
 from pipesd.config import EdgeConfig, GenerateConfig
 from pipesd.core import FinishReason
@@ -13,13 +13,10 @@ from pipesd.edge.interrupts import Interrupts
 from pipesd.edge.result import result_line
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import Cancelled, PipeSDError, Refused, UsageError
+from pipesd.policy.strategy import without_effect
 from pipesd.program import complain
 from pipesd.streams import show
 
-WITHOUT_EFFECT = {  # on a strategy that leaves one of the sides out
-    "cloud": ("context", "draft_ahead", "draft_length", "gpu_layers", "threads"),
-    "local": ("cloud", "connect_s", "draft_ahead", "draft_length", "patience_s"),
-}
 log = logging.getLogger("pipesd.edge")
 
 
@@ -142,10 +139,8 @@ def _take_turn(
 def _warn(edge: EdgeConfig, options: GenerateConfig) -> None:
     if edge.strategy == "local":
         log.warning("strategy local: this is the draft model's output, not the target's")
-    defaults = {f.name: f.default for f in fields(edge)}
-    for name in WITHOUT_EFFECT.get(edge.strategy, ()):
-        if getattr(edge, name) != defaults[name]:
-            log.warning("--%s has no effect with --strategy %s", name.replace("_", "-"), edge.strategy)
+    for name in without_effect(edge):
+        log.warning("--%s has no effect with --strategy %s", name.replace("_", "-"), edge.strategy)
     for name in options.without_effect():
         log.warning("--%s has no effect at temperature 0", name.replace("_", "-"))
 

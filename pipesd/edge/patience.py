@@ -54,6 +54,11 @@ class Patience:
             self._step_s = self._base_s
             self._next_s = now_s + self._step_s
 
+    def crossed(self, now_s: float) -> None:
+        """The cloud has had what was said last, if it came: now its answer should not be long."""
+        self._step_s = self._base_s
+        self._next_s = min(self._next_s, now_s + self._step_s)
+
     def alive(self, now_s: float) -> None:
         """The session's worker lives, whatever keeps it busy: the cloud itself ends one that stands still."""
         self._own_s = now_s

@@ -39,7 +39,7 @@ class Steering:
         self._sending = Sending(make_batching(strategy.batching, first_plan()), make_trigger(strategy), uplink)
         self._updater = Updater(strategy, link_model, self._sending)
         self._round_s: float | None = None  # when the last round ended
-        self._dropped = False
+        self._dropped = self._disturbed = False
         self._known: Estimate | None = None
         self._strategy = strategy
         self._guard = Guard() if strategy.guarded else None
@@ -69,7 +69,8 @@ class Steering:
         """A generation begins."""
         self.triggers.clear()
         self._sending.reset()
-        self._round_s, self._dropped = None, False
+        self._round_s = None
+        self._dropped = self._disturbed = False
         self._record(self._updater.begin(self._estimate()))
 
     def end(self, meter: Meter) -> None:
@@ -89,35 +90,36 @@ class Steering:
         """A token was drafted at position `pos`, which took so long."""
         self._events.record("drafted", pos=pos, id=drawn.id, p_draft=drawn.p_draft, entropy=drawn.entropy)
         self.monitor.drafted(took_s)
-        rule = self._sending.drafted(drawn, now_s)
+        sending = self._sending
+        length = sending.since_trigger + 1
+        rule = sending.drafted(drawn, pos + 1, now_s)
         if rule is not None:
-            self._triggered(rule, pos + 1)
+            self._triggered(rule, pos + 1, length)
 
-    def step(self, now_s: float, end: int, *, awaiting: bool, must_ask: bool) -> Step:
-        """What is to be done now with the draft that ends at `end`: SEND, ASK or NOTHING. `awaiting`: a verdict is
-        outstanding; `must_ask`: nothing else is left to do."""
-        step = self._sending.next_step(now_s, awaiting=awaiting)
+    def step(self, now_s: float, sent: int, end: int, *, awaiting: bool, must_ask: bool) -> tuple[Step, int]:
+        """What is to be done now with the draft that was sent up to `sent` and ends at `end`: SEND, ASK or NOTHING, up
+        to which position. `awaiting`: a verdict is outstanding; `must_ask`: nothing else is left to do."""
+        step, upto = self._sending.next_step(now_s, sent, end, awaiting=awaiting)
         if step is Step.HOLD:
             self._events.record("held", end=end)
-            return Step.NOTHING
+            return Step.NOTHING, sent
         if must_ask and step is not Step.ASK:
-            self._triggered(FORCED, end)
-            return Step.ASK
-        return step
+            self._triggered(FORCED, end, self._sending.ask(end))
+            return Step.ASK, end
+        return step, upto
 
     def wait_s(self, now_s: float, most_s: float) -> float:
         """How long to wait for a message: at most `most_s`, less where something is held back."""
         wait_s = self._sending.wait_s(now_s)
         return most_s if wait_s is None else min(wait_s, most_s)
 
-    def sent(self, tokens: int, now_s: float) -> None:
-        """A message with so many tokens, all that were not sent yet, was handed to the link."""
-        self._sending.sent(now_s, tokens)
+    def sent(self, tokens: int, now_s: float, *, everything: bool) -> None:
+        """A message with so many tokens was handed to the link; `everything`: nothing of the draft is unsent now."""
+        self._sending.sent(now_s, tokens, everything=everything)
 
-    def asked(self, now_s: float) -> None:
-        """Verification was asked for."""
-        self._updater.asked(self._sending.since_trigger)
-        self._sending.asked(now_s)
+    def asked(self, now_s: float, end: int) -> None:
+        """Verification of the draft up to `end` was asked for."""
+        self._sending.asked(now_s, end)
 
     def dropped(self) -> None:
         """The draft, or its end, was dropped."""
@@ -126,21 +128,27 @@ class Steering:
     def committed(self, committed: Committed, now_s: float, opened_s: float | None, *, drafts: bool) -> None:
         """A round ended; `opened_s`: when both sides were ready, which is when the first one began; `drafts`: whether
         the edge drafts now, wanted or not."""
-        self._sending.decided(sum(committed.accepted), rejected=committed.rejected)
+        known = committed.pos + len(committed.ids)
+        if drafts:
+            self._sending.decided(sum(committed.accepted), known, rejected=committed.rejected)
         self._dropped = self._dropped and not committed.rejected
         tokens = len(committed.ids)
         self.monitor.committed(tokens, now_s)
-        begun_s, self._round_s = self._round_s or opened_s, now_s
-        took_s = None if begun_s is None else now_s - begun_s
+        begun_s, self._round_s = opened_s if self._round_s is None else self._round_s, now_s
+        took_s = None if begun_s is None or self._disturbed else now_s - begun_s
+        self._disturbed = False
         estimate = self._estimate()
         self._record(self._updater.round_end(estimate, tokens, took_s if drafts else None))
         if self._guard is not None and took_s is not None and drafts == self.drafting:
             self._guard.round_end(tokens, took_s, estimate.pass_s)
 
-    @property
-    def probe_due(self) -> int:
-        """For how many tokens a probe should stand that would tell more of the link; 0: none would."""
-        return self.round_trips.probe_due
+    def probe_due(self, now_s: float) -> int:
+        """For how many tokens a probe should stand that would tell more of the link; 0: none would, or not now."""
+        return self.round_trips.probe_due(now_s)
+
+    def disturbed(self) -> None:
+        """Something went wrong or changed, which the present round takes longer for: it says nothing of drafts."""
+        self._disturbed = True
 
     def settled(self) -> None:
         """All that a message or a deadline brought with it is done."""
@@ -156,8 +164,10 @@ class Steering:
             self._events.record("estimate", **asdict(estimate))
         return estimate
 
-    def _triggered(self, rule: str, end: int) -> None:
+    def _triggered(self, rule: str, end: int, length: int) -> None:
+        """Verification of the draft up to `end`, which has so many tokens, is to be asked for."""
         self.triggers[rule] += 1
+        self._updater.asked(length)
         self._events.record("trigger", rule=rule, end=end)
 
     def _record(self, changes: Iterable[Change]) -> None:

@@ -37,7 +37,8 @@ def tune(
     interrupts: Interrupts,
 ) -> int:
     """Search and report; returns the exit code. Raises PipeSDError for what cannot be tried, or goes wrong."""
-    session = EdgeSession(replace(edge, tuning="off"))
+    strategy = "pipesd" if edge.strategy == "auto" else edge.strategy  # `auto` would stop drafting in the middle of it
+    session = EdgeSession(replace(edge, strategy=strategy, tuning="off"))
     trigger = session.strategy.trigger
     if trigger not in SPACES:
         what = f"trigger {trigger}" if trigger else f"strategy {session.strategy.name}"
@@ -50,7 +51,8 @@ def tune(
         _search(session, tuning, prompts or PROMPTS, interrupts)
     report = _report(session, tuning)
     if save is not None:
-        update_file(save, "edge", {"strategy": edge.strategy, "trigger": edge.trigger or None, **report["best"]})
+        parts = {name: getattr(edge, name) or None for name in ("strategy", "batching", "trigger", "waiting")}
+        update_file(save, "edge", {**parts, **report["best"]})
         log.info("written to %s: give it as --config %s", save, save)
     show(json.dumps(report) + "\n" if as_json else _told(report))
     return 0

@@ -13,7 +13,7 @@ TRIAL_ROUNDS = 4  # after which a trial that is far behind is over
 FAR = 1.5  # how much slower than the cloud alone that is
 SLOWER = 1.05  # drafts that are slower by no more than this stay: less is not worth the change
 LOSS = 0.05  # share of the time that trials may cost
-LEAST_REST_TOKENS = 32
+LEAST_REST_TOKENS, MOST_REST_TOKENS = 32, 4096
 ALONE_MEMORY = 0.1  # weight of the last stretch in what the cloud alone takes
 ALONE_TOKENS = 16  # of such a stretch
 LEAST_S = 1e-5  # what a token takes at least: ids that come all at once are no measure of the cloud's speed
@@ -54,7 +54,8 @@ class Guard:
         slower = tpt_s > SLOWER * self.alone_s
         if slower:
             lost_s = self._took_s - self._tokens * self.alone_s
-            self._rest_tokens = max(LEAST_REST_TOKENS, round(lost_s / (LOSS * self.alone_s)))
+            rest_tokens = round(lost_s / (LOSS * self.alone_s))
+            self._rest_tokens = min(max(rest_tokens, LEAST_REST_TOKENS), MOST_REST_TOKENS)
             self.drafting = False
         self._trial = False
         self._restart()

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from pipesd.policy.estimate import MADN
 
-REMEMBERED = 100  # samples (PipeSD, appendix D)
+REMEMBERED = 100  # samples; PipeSD, appendix D, has as many token batches
 RUN = 5  # samples off the band, to one side, are a change
 RUN_AMONG_OUTLIERS = 7
 OUTLIERS = 0.05  # share of samples

@@ -206,7 +206,7 @@ class Monitor:
         beta_s = self._beta_s or 0.0
         if self._link:
             self._link.replace((value - beta_s * tokens, half) for tokens, value, half in self._trips)
-        if self._trains:
+        if self._trains and self._beta_s is not None:  # else steps do not tell a gap from what tokens take
             self._gap_s = median(_gap([step_s - beta_s * tokens for tokens, step_s in train]) for train in self._trains)
 
     def _forget(self, kept: int) -> None:

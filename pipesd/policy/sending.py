@@ -8,13 +8,15 @@ it (PipeSD, rules 1 and 2; the weighing is ours).
 
 from __future__ import annotations
 
+from collections import deque
 from enum import Enum
 
 from pipesd.core import Drawn
 from pipesd.policy.token_batches import Batching
 from pipesd.policy.trigger import Trigger
 
-SURVIVAL_MEMORY = 0.1  # weight of the last verdict in the share of drafts that survived theirs
+FIRST_SURVIVAL = 0.3  # share of drafts that live, until verdicts tell
+SURVIVAL_MEMORY = 0.1  # weight of the last verdict in it
 
 
 class Step(Enum):
@@ -51,89 +53,112 @@ class Uplink:
 
 
 class Sending:
-    """Decides for each draft token; `next_step` says what of it is to be done now."""
+    """Decides for each draft token; `next_step` says what of it is to be done now. Positions are absolute."""
 
     def __init__(self, batching: Batching, trigger: Trigger, uplink: Uplink) -> None:
         self.batching, self.trigger, self.uplink = batching, trigger, uplink
         self.gamma_s = 0.0  # what drafting a token takes
-        self.answer_s = 0.0  # from asking to the verdict
-        self.since_trigger = 0  # draft tokens since verification was last asked for
-        self._unsent = 0
-        self._due = Step.NOTHING
+        self.answer_s = 0.0  # from the end of a message that asks to the verdict
+        self.since_trigger = 0  # draft tokens since a trigger asked last
+        self._due = False  # tokens are to go by the token batching
+        self._asks: deque[int] = deque()  # ends of drafts whose verification is to be asked for, one after the other
         self._held = False
-        self._survival = 0.5  # share of drafts that outlived the verdict on what was before them
-        self._answered_s = 0.0  # when the verdict that is awaited should come
+        self._survival = FIRST_SURVIVAL  # share of drafts that outlived the verdict on what was before them
+        self._answers_s: deque[float] = deque()  # when the verdicts that are awaited should come
 
     def reset(self) -> None:
         """The draft was dropped, or a generation begins: nothing is due, the trigger and the period begin anew."""
         self.batching.reset()
         self.trigger.reset()
-        self.since_trigger = self._unsent = 0
-        self._due, self._held = Step.NOTHING, False
+        self.since_trigger = 0
+        self._due = self._held = False
+        self._asks.clear()
+        self._answers_s.clear()
 
-    def drafted(self, drawn: Drawn, now_s: float) -> str | None:
-        """One more token was drafted; returns the rule that asks for verification, if one does."""
+    def drafted(self, drawn: Drawn, end: int, now_s: float) -> str | None:
+        """One more token was drafted, behind which the draft ends at `end`; returns the rule that asks for
+        verification, if one does: then the draft up to here is to be verified and the period ends (PipeSD, rule 1)."""
         self.since_trigger += 1
-        self._unsent += 1
         rule = self.trigger.observe(drawn.p_draft, drawn.entropy)
-        if self.batching.drafted(self.uplink.busy_s(now_s) == 0.0) and self._due is Step.NOTHING:
-            self._due = Step.SEND
+        if self.batching.drafted(self.uplink.busy_s(now_s) == 0.0):
+            self._due = True
         if rule is not None:
-            self._due = Step.ASK
+            self.ask(end)
         return rule
 
-    def next_step(self, now_s: float, *, awaiting: bool) -> Step:
-        """What is to be done now; `awaiting`: the verdict on an earlier draft is outstanding."""
-        if self._due is Step.NOTHING and self.uplink.busy_s(now_s) == 0.0 and self.batching.idle():
-            self._due = Step.SEND
-        if self._due is Step.NOTHING:
-            return Step.NOTHING
-        if awaiting and not self._worth_sending(now_s):
-            held, self._held = self._held, True
-            return Step.NOTHING if held else Step.HOLD
-        return self._due
-
-    def sent(self, now_s: float, tokens: int) -> None:
-        """A message with so many tokens, all that were not sent yet, was handed to the link."""
-        self.uplink.sent(now_s, tokens)
-        self.batching.taken()
-        self._unsent = 0
-        self._due, self._held = Step.NOTHING, False
-
-    def asked(self, now_s: float) -> None:
-        """Verification was asked for, by the trigger or not: the period ends (PipeSD, rule 1), and the draft. Where the
-        link did not take it, whoever keeps count of what was sent says it again."""
-        self._due, self._held = Step.NOTHING, False
-        self.trigger.asked()
+    def ask(self, end: int) -> int:
+        """Verification of the draft up to `end` is wanted, by the trigger or as nothing else is left to do; a new draft
+        begins. Returns how many tokens this one has."""
+        tokens, self.since_trigger = self.since_trigger, 0
+        self._asks.append(end)
+        self._due = False
         self.batching.flush()
-        self.since_trigger = 0
-        self._answered_s = now_s + self.uplink.busy_s(now_s) + self.answer_s
+        self.trigger.asked()
+        return tokens
 
-    def decided(self, accepted: int, *, rejected: bool) -> None:
-        """A verdict came: so many draft tokens were accepted, the next one not if `rejected`."""
+    def next_step(self, now_s: float, sent: int, end: int, *, awaiting: bool) -> tuple[Step, int]:
+        """What is to be done now, and up to which position. The draft was sent up to `sent` and ends at `end`;
+        `awaiting`: the verdict on an earlier draft is outstanding."""
+        if not awaiting:
+            self._answers_s.clear()
+        if not self._asks and not self._due and self.uplink.busy_s(now_s) == 0.0 and self.batching.idle():
+            self._due = True
+        step, upto = (Step.ASK, self._asks[0]) if self._asks else (Step.SEND if self._due else Step.NOTHING, end)
+        if step is Step.NOTHING:
+            return step, sent
+        if awaiting and not self._worth_sending(now_s, max(0, upto - sent)):
+            held, self._held = self._held, True
+            return (Step.NOTHING if held else Step.HOLD), sent
+        return step, upto
+
+    def sent(self, now_s: float, tokens: int, *, everything: bool) -> None:
+        """A message with so many tokens was handed to the link; `everything`: nothing of the draft is unsent now."""
+        self.uplink.sent(now_s, tokens)
+        if everything:
+            self.batching.taken()
+            self._due = self._held = False
+
+    def asked(self, now_s: float, end: int) -> None:
+        """Verification up to `end` was asked for. Where the link did not take it, the machine says it again."""
+        while self._asks and self._asks[0] <= end:
+            self._asks.popleft()
+        self._held = False
+        self._answers_s.append(now_s + self.uplink.busy_s(now_s) + self.answer_s)
+
+    def decided(self, accepted: int, known: int, *, rejected: bool) -> None:
+        """A verdict came: so many draft tokens were accepted, the next one not if `rejected`; now all is decided up to
+        position `known`."""
         self.trigger.decided(accepted, rejected)
-        self._survival += SURVIVAL_MEMORY * ((not rejected) - self._survival)
+        while self._asks and self._asks[0] <= known:
+            self._asks.popleft()
+        if self._answers_s:
+            self._answers_s.popleft()
+        if rejected or self.since_trigger or self._asks:  # else nothing was behind that could have been dropped
+            self._survival += SURVIVAL_MEMORY * ((not rejected) - self._survival)
         if rejected:
             self.reset()
 
     def wait_s(self, now_s: float) -> float | None:
-        """When to ask for `next_step` again although nothing was drafted or heard; None: never."""
+        """How long until `next_step` should be asked again although nothing was drafted or heard; None: for ever, as
+        what is held for its worth becomes worth no more by waiting."""
         busy_s = self.uplink.busy_s(now_s)
-        if not self._unsent or busy_s == 0.0:
+        if busy_s == 0.0 or not (self._asks or self._due or self.batching.waiting):
             return None
         if not self._held:
             return busy_s
         return busy_s - self.gamma_s if busy_s > self.gamma_s else None
 
-    def _worth_sending(self, now_s: float) -> bool:
-        """Whether to hand the link a batch of a draft that may yet be dropped.
+    def _worth_sending(self, now_s: float, tokens: int) -> bool:
+        """Whether to hand the link so many tokens of a draft that may yet be dropped.
 
         Not before it has taken the rest, to within the time of a draft token, as the next look comes after one. If the
         draft is dropped, the next batch comes no sooner than the verdict and one draft token: only what the link is
         busy with beyond that is lost. If it lives, all that the batch takes is gained.
         """
-        if self.uplink.busy_s(now_s) > self.gamma_s:
+        busy_s = self.uplink.busy_s(now_s)
+        if busy_s > self.gamma_s:
             return False
-        takes_s = self.uplink.busy_s(now_s) + self.uplink.takes_s(self._unsent)
-        lost_s = takes_s - max(0.0, self._answered_s - now_s) - self.gamma_s
+        takes_s = busy_s + self.uplink.takes_s(tokens)
+        verdict_s = self._answers_s[0] - now_s if self._answers_s else 0.0
+        lost_s = takes_s - max(0.0, verdict_s) - self.gamma_s
         return self._survival * takes_s >= (1.0 - self._survival) * lost_s

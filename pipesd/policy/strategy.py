@@ -3,7 +3,7 @@ edge does meanwhile. Presets by name, each part also by itself."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from pipesd.config import EdgeConfig
@@ -80,6 +80,16 @@ class Thresholds(NamedTuple):
     entropy: float = 0.0
 
 
+USED_BY = {  # options of triggers, and which have them
+    "draft_length": ("fixed",),
+    "sequence_threshold": ("dual", "sequence", "adaptive"),
+    "token_threshold": ("dual", "token"),
+    "entropy_threshold": ("entropy",),
+}
+ALWAYS = {  # options without effect on strategies that leave one of the sides out
+    "cloud": ("context", "gpu_layers", "threads"),
+    "local": ("cloud", "connect_s", "patience_s"),
+}
 FIRST = {
     "dual": Thresholds(sequence=0.1, token=0.45),
     "sequence": Thresholds(sequence=0.3),
@@ -119,6 +129,21 @@ def make_strategy(config: EdgeConfig) -> Strategy:
         entropy_threshold=entropy,
         tuned=preset.tuned and trigger in TUNABLE and config.tuning != "off" and given == (None, None, None),
     )
+
+
+def without_effect(config: EdgeConfig) -> tuple[str, ...]:
+    """Names of the options of `config` that were set and change nothing with its strategy."""
+    strategy = make_strategy(config)
+    idle = set(ALWAYS.get(strategy.name, ()))
+    if not strategy.drafts:
+        idle |= {"batching", "trigger", "waiting", "link_model", "draft_ahead", "tuning", *USED_BY}
+    else:
+        idle |= {name for name, triggers in USED_BY.items() if strategy.trigger not in triggers}
+        if strategy.batching != "dp":
+            idle.add("link_model")
+        if not strategy.tuned and config.tuning != "off":
+            idle.add("tuning")
+    return tuple(f.name for f in fields(config) if f.name in idle and getattr(config, f.name) != f.default)
 
 
 def make_trigger(strategy: Strategy) -> Trigger:

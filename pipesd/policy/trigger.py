@@ -167,8 +167,17 @@ class FixedLength(_Unlearning):
     """Asks, by "length", after every `length` draft tokens (the papers' vanilla speculative decoding)."""
 
     def __init__(self, length: int) -> None:
-        self._length = _checked_length(length)
+        self.draft_length = length
         self._seen = 0
+
+    @property
+    def draft_length(self) -> int:
+        """Tokens of a draft. What it is set to is checked as `length` is."""
+        return self._length
+
+    @draft_length.setter
+    def draft_length(self, value: int) -> None:
+        self._length = _checked_length(value)
 
     def observe(self, p_draft: float, entropy: float = 0.0) -> str | None:
         self._seen += 1

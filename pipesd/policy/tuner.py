@@ -164,7 +164,7 @@ class Tuner:
             tuner.told = _count("told", state["told"], len(tuner._trials))
             tuner.failed = _count("failed", state["failed"], 0)
             tuner._learn(None if state["fitted"] is None else _hyperparameters(state["fitted"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UsageError(f"tuner state: got one that is damaged ({error!r}); search again") from None
         return tuner
 

@@ -7,6 +7,7 @@ tokens that chance does not do it, conditions have changed and another search be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -132,7 +133,8 @@ class Tuning:
         self.tuner = Tuner.restore(tuner)
         if self.tuner.space.parameters != self._space:
             raise UsageError("tuning state: it is of another search; search again")
-        if type(searches) is not int or not isinstance(reference_s, float | None):
+        known = reference_s is None or (isinstance(reference_s, float) and 0.0 < reference_s < math.inf)
+        if type(searches) is not int or not 0 <= searches < 1 << 31 or not known:
             raise UsageError(f"tuning state: got {searches!r} searches to {reference_s!r} s; search again")
         self._searches, self._reference_s = searches, reference_s
 

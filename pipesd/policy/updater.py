@@ -71,7 +71,7 @@ class Updater:
         """Give what was measured to those who go by it; returns why there is another plan, or None."""
         sending = self._sending
         sending.gamma_s = estimate.gamma_s or 0.0
-        sending.answer_s = (estimate.rtt_s or 0.0) + (estimate.pass_s or 0.0)
+        sending.answer_s = 2.0 * (estimate.alpha_s or 0.0) + (estimate.pass_s or 0.0)
         sending.uplink.adopt(estimate.gap_s or 0.0, estimate.beta_s or 0.0)
         if estimate.gamma_s and estimate.tpt_s:
             sending.trigger.adopt(Costs(estimate.gamma_s, sending.answer_s, estimate.tpt_s))
@@ -109,5 +109,6 @@ class Updater:
         assert self.tuning is not None
         options = self.tuning.options
         for name, value in options.items():
+            assert hasattr(self._sending.trigger, name), f"the trigger has no {name}"
             setattr(self._sending.trigger, name, value)
         return Change("thresholds", why, options)

@@ -24,7 +24,7 @@ known).
     run           RESEND of own epoch      pos <= k + len(D)          DRAFT from there, NAV if nav
     opening       RESEND(0)                base > 0                   open again with base 0
                                            base = 0                   ProtocolError: nothing is left to prove
-    run           deadline                                            DRAFT(all of D, again, NAV if nav)
+    run           deadline                                            DRAFT(all sent of D, again, NAV if nav)
     opening, run  ERROR(unknown)           first since a commit       open again with base 0
                                            later                      Retry -> waiting, twice as long each time;
                                                                       Fail after too many
@@ -81,7 +81,7 @@ class State(Enum):
 
 class EdgeMachine:
     """One session as the edge sees it. Drive it with `generate`, `receive`, `drafted`, `send`, `ask`, `settle`,
-    `deadline`, `reopen`, `cancel`; perform what they return, in order."""
+    `deadline`, `reopen`, `stop_drafting`, `resume_drafting`, `cancel`; perform what they return, in order."""
 
     def __init__(self, session: int, draft_ahead: int) -> None:
         self.session = session
@@ -194,27 +194,30 @@ class EdgeMachine:
 
     def send(self) -> list[Action]:
         """Send what of the draft was not sent yet."""
-        return [self._draft(self.sent, nav=False)] if self._talks and self.sent < self.end else []
+        return [self._draft(self.sent, self.end, nav=False)] if self._talks and self.sent < self.end else []
 
-    def ask(self) -> list[Action]:
-        """Ask for verification of the whole draft (NAV); an empty one asks for one token."""
-        if not self.running or (self.nav is not None and self.end <= self.nav[0]):
+    def ask(self, end: int | None = None) -> list[Action]:
+        """Ask for verification of the draft up to position `end`, or all of it (NAV); an empty one asks for a token.
+        What lies behind stays unsent."""
+        end = self.end if end is None else end
+        assert len(self.committed) <= end <= self.end
+        if not self.running or (self.nav is not None and end <= self.nav[0]):
             return []
-        self.nav = (self.end, len(self.committed))
+        self.nav = (end, len(self.committed))
         self._nav_said = False
         self.tally.navs += 1
-        return [self._draft(self.sent, nav=True)] if self._talks else []
+        return [self._draft(min(self.sent, end), end, nav=True)] if self._talks else []
 
     def settle(self) -> list[Action]:
         """Never wait in silence: ask when nothing else can be done, acknowledge in free run."""
         if not self._talks:
             return []
         if self.nav is not None and not self._nav_said:
-            return [self._draft(self.sent, nav=True)]
+            return [self._draft(min(self.sent, self.nav[0]), self.nav[0], nav=True)]
         if self.must_ask:
             return self.ask()
         if self.more and self._run_ahead <= 2 * (len(self.committed) - self._told):
-            return [self._draft(self.sent, nav=False)]
+            return [self._draft(self.sent, self.sent, nav=False)]
         return []
 
     def not_sent(self, message: Message) -> None:
@@ -248,13 +251,13 @@ class EdgeMachine:
         actions = self._shorten(0)
         return actions if self.state is State.WAITING else actions + self._open(self._base)
 
-    def resume_drafting(self) -> list[Action]:
-        """Draft once more: open again, so that the cloud verifies when asked."""
+    def resume_drafting(self, mode: Mode) -> list[Action]:
+        """Draft once more: open again on that rung of the cloud's ladder."""
         if not self.running or self._drafts:
             return []
         assert self._request is not None
         self._drafts = True
-        self._request = replace(self._request, mode=Mode.NAV)
+        self._request = replace(self._request, mode=mode)
         return [] if self.state is State.WAITING else self._open(self._base)
 
     def cancel(self, reason: FinishReason = "cancelled") -> list[Action]:
@@ -309,15 +312,17 @@ class EdgeMachine:
         ]
 
     def _repeat(self, start: int, *, again: bool) -> Send:
-        return self._draft(start, nav=self.nav is not None, again=again)
+        """What was sent from `start` on, and what a NAV asks for, once more."""
+        end = self.sent if self.nav is None else max(self.sent, self.nav[0])
+        return self._draft(start, max(start, end), nav=self.nav is not None, again=again)
 
-    def _draft(self, start: int, *, nav: bool, again: bool = False) -> Send:
-        """A DRAFT of everything from position `start` on; it carries a NAV that is still to be said."""
+    def _draft(self, start: int, end: int, *, nav: bool, again: bool = False) -> Send:
+        """A DRAFT of positions `start` to `end`; it carries a NAV that is still to be said."""
         known = len(self.committed)
         nav = nav or (self.nav is not None and not self._nav_said)
         self._nav_said = self._nav_said or nav
-        ids = tuple(self.draft[start - known :])
-        self.sent = self.end
+        ids = tuple(self.draft[start - known : end - known])
+        self.sent = max(self.sent, end)
         self._told = known
         return Send(Draft(self.session, self.opening, self.epoch, start, ids, known, nav, again, None))
 

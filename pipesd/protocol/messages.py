@@ -17,6 +17,7 @@ MINOR = 0  # raised when optional fields are added
 FEATURES = 0  # feature bits of this version: none yet
 
 MAX_IDS_OPEN = 1 << 18  # prompt and committed ids of one OPEN
+ID_BYTES = 4  # of an id in a message
 MAX_IDS = 4096  # ids of one DRAFT or VERDICT
 MAX_STOP_IDS = 64
 MAX_NAME_BYTES = 256  # model, device and dtype, each in UTF-8

@@ -89,16 +89,15 @@ class TriggerRule:
 
 
 class DueRule:
-    """Recomputes which tokens are due when, by the token batching in force. `due` is "", "send" or "ask"."""
+    """Recomputes which tokens are due when, by the token batching in force, and which drafts are to be verified."""
 
     def __init__(self, batching: str) -> None:
         self.batching = batching
-        self.due = ""
+        self.due = False  # tokens are to go by the token batching
+        self.asks: list[int] = []  # ends of drafts whose verification is to be asked for
         self.held = False  # it was said that what is due waits for the link
-        self.since = 0  # tokens since verification was last asked for, which is a draft's length
-        self.unsent = 0
+        self.since = 0  # tokens since a trigger asked last, which is a draft's length
         self.lengths: list[int] = []
-        self.unsure = False  # whether they may be wrong
         self.waiting = 0  # tokens of the present token batch
         self.planned = 0  # tokens of the last plan
         self._sizes: Sequence[int] = (1,)
@@ -114,38 +113,41 @@ class DueRule:
     def drafted(self, link_idle: bool | None) -> None:
         """One more token; `link_idle` is None where that is not known."""
         self.since += 1
-        self.unsent += 1
         self.waiting += 1
         if self.batching == "dp" and self.waiting >= self._sizes[self._at]:
-            self.due = self.due or "send"
+            self.due = True
             self._next_batch()
         elif self.batching == "immediate" or (self.batching == "greedy" and link_idle):
-            self.due = self.due or "send"
+            self.due = True
             self.waiting = 0
 
-    def sent(self) -> None:
-        """A message took all that waited."""
-        if self.waiting:
-            self._next_batch()
-        self.due, self.held, self.unsent = "", False, 0
+    def sent(self, *, everything: bool) -> None:
+        """A message was handed to the link; `everything`: it took all that waited."""
+        if everything:
+            if self.waiting:
+                self._next_batch()
+            self.due = self.held = False
 
-    def asked(self) -> None:
-        """Verification was asked for: the draft and the period end."""
+    def ask(self, end: int) -> None:
+        """A trigger asked, or had to: the draft and the period end, and the verification up to `end` is due."""
         if self.since:
             self.lengths = [*self.lengths, self.since][-MOST_DRAFTS:]
-        self.due, self.held, self.since = "", False, 0
+        self.since, self.due = 0, False
+        self.asks.append(end)
         self._begin()
+
+    def asked(self, end: int) -> None:
+        """Verification up to `end` was asked for, or is needless."""
+        self.asks = [ask for ask in self.asks if ask > end]
 
     def forget(self) -> None:
         """The draft was dropped, and what was due with it."""
-        self.due, self.held, self.since, self.unsent = "", False, 0, 0
+        self.due, self.held, self.since, self.asks = False, False, 0, []
         self._begin()
 
     @property
-    def window(self) -> int | None:
-        """The window that plans are made for now: the mean draft length, rounded half up; None if that is not known."""
-        if self.unsure:
-            return None
+    def window(self) -> int:
+        """The window that plans are made for now: the mean draft length, rounded half up."""
         if not self.lengths:
             return FIRST_WINDOW
         return max(1, math.floor(sum(self.lengths) / len(self.lengths) + 0.5))
@@ -171,8 +173,9 @@ class LinkRule:
         self._slack_s = slack_s
         self._figures: Event | None = None
         self.plan_figures: Event | None = None  # what a plan is made of, once α and γ are known
-        self._free_s = self._answered_s = 0.0
-        self._survival = 0.5
+        self._free_s = 0.0
+        self._answers_s: list[float] = []  # when the verdicts that are awaited should come
+        self._survival = 0.3
 
     def adopt(self, figures: Event) -> None:
         """What was measured, from an `estimate` event."""
@@ -193,15 +196,19 @@ class LinkRule:
         if self._figures is not None:
             self._free_s = max(self._free_s, now_s) + self._takes_s(tokens)
 
-    def asked(self, now_s: float) -> None:
-        """Verification was asked for, by what was sent last."""
+    def asked(self, now_s: float, *, first: bool) -> None:
+        """Verification was asked for, by what was sent last; `first`: no earlier verdict is awaited."""
+        if first:
+            self._answers_s.clear()
         if self._figures is not None:
-            answer_s = self._figures["rtt_s"] + self._figures["pass_s"]
-            self._answered_s = max(self._free_s, now_s) + answer_s
+            answer_s = 2 * self._figures["alpha_s"] + self._figures["pass_s"]
+            self._answers_s.append(max(self._free_s, now_s) + answer_s)
 
-    def decided(self, rejected: bool) -> None:
-        """A verdict came."""
-        self._survival += self.MEMORY * ((0.0 if rejected else 1.0) - self._survival)
+    def decided(self, rejected: bool, *, behind: bool) -> None:
+        """A verdict came; `behind`: there were tokens behind what it was on."""
+        self._answers_s = [] if rejected else self._answers_s[1:]
+        if rejected or behind:
+            self._survival += self.MEMORY * ((0.0 if rejected else 1.0) - self._survival)
 
     def idle(self, when_s: tuple[float, float]) -> bool | None:
         """Whether nothing is on its way into the link."""
@@ -218,7 +225,7 @@ class LinkRule:
         if self._figures is None:
             return None
         begin_s, end_s = when_s[0] - self._slack_s, when_s[1] + self._slack_s
-        turns_s = (self._free_s - self._figures["gamma_s"] + 1e-9, self._free_s, self._answered_s)
+        turns_s = (self._free_s - self._figures["gamma_s"] + 1e-9, self._free_s, *self._answers_s[:1])
         times_s = [begin_s, end_s, *(turn_s for turn_s in turns_s if begin_s < turn_s < end_s)]
         answers = {self._worth(self._figures, time_s, tokens) for time_s in times_s}
         return answers.pop() if len(answers) == 1 else None
@@ -226,7 +233,8 @@ class LinkRule:
     def _worth(self, figures: Event, now_s: float, tokens: int) -> bool:
         busy_s, gamma_s = max(0.0, self._free_s - now_s), figures["gamma_s"]
         gain_s = busy_s + self._takes_s(tokens)
-        loss_s = gain_s - max(0.0, self._answered_s - now_s) - gamma_s
+        answer_s = self._answers_s[0] - now_s if self._answers_s else 0.0
+        loss_s = gain_s - max(0.0, answer_s) - gamma_s
         return bool(busy_s <= gamma_s and self._survival * gain_s >= (1.0 - self._survival) * loss_s)
 
     def _takes_s(self, tokens: int) -> float:

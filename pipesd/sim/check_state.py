@@ -29,6 +29,7 @@ class Generation:
     nav_said: bool = False  # in this opening
     window: int | None = None  # what a plan should have been made for when the last round ended
     asked: bool = False  # by what is being sent
+    first: bool = True  # no earlier verdict was awaited then
     proactive: int = 0  # tokens at the draft's end that were drafted while a NAV was outstanding
     rollback: int | None = None  # just said; what it means shows the next event
     drafts: bool = True
@@ -41,7 +42,6 @@ class Generation:
     tried: bool = False  # what was due was given to the link, which did not take it
     late: int = 0  # tokens drafted since what is due could have gone
     before: Event = field(default_factory=dict)  # the last event
-    blurred: bool = False  # whether a NAV was asked anew or said again cannot be told from the log
     openings: int = 0
     told_counters: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
     sums: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
@@ -71,15 +71,18 @@ class Generation:
 
     def ask(self) -> None:
         """Verification is asked for. From now on it is outstanding, until then it was due."""
-        self.nav, self.nav_said = (self.end, self.known), False
+        self.first = self.nav is None
+        end = self.rule.asks[0] if self.rule.asks else self.end
+        self.nav, self.nav_said = (end, self.known), False
         self.counts["navs"] += 1
-        self.trigger.asked()
-        self.rule.asked()
+        self.rule.asked(end)
+        self.rule.held = False
         self.asked = True
 
-    def blur(self) -> None:
-        """From now on some counts cannot be told."""
-        self.blurred = self.rule.unsure = True
+    @property
+    def amount(self) -> int:
+        """How many tokens a message would take that sends what is due."""
+        return max(0, (self.rule.asks[0] if self.rule.asks else self.end) - max(self.sent, self.known))
 
     def forget(self) -> None:
         """The draft, or its end, was dropped: the rules begin anew."""
@@ -87,22 +90,15 @@ class Generation:
         self.rule.forget()
         self.expected, self.late = None, 0
 
-    def asks_anew(self, restated: bool) -> bool:
-        """Whether a NAV is the one that is due, or only says again one that is outstanding while the other is held."""
-        worth = self.link.worth_sending(self.when_s, self.rule.unsent) if restated and self.rule.held else True
-        if worth is None:
-            self.blur()
-        return worth is not False
-
     def sends_due(self) -> bool:
         """Whether tokens were to go: by what was due, or as the link has become idle meanwhile."""
         greedy = self.rule.batching == "greedy" and self.link.idle(self.when_s) is not False
-        return greedy or self.rule.due == "send"
+        return greedy or self.rule.due
 
     def lacks_plan(self) -> bool:
         """Whether a round has ended that should have brought a plan for another window, and did not."""
         wanted, self.window = self.window, None
-        planned = self.rule.batching == "dp" and self.link.plan_figures is not None and not self.rule.unsure
+        planned = self.rule.batching == "dp" and self.link.plan_figures is not None
         return planned and wanted is not None and self.rule.planned != wanted
 
     def cut(self, pos: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from pipesd.protocol.messages import MAX_IDS, Draft
+from pipesd.protocol.messages import ID_BYTES, MAX_IDS, Draft, Probe
 from pipesd.protocol.wire import WireError, decode
 
 _GREETING_BYTES = 64
@@ -83,9 +83,11 @@ class DraftTokens:
 
 
 def _draft_tokens(payload: bytes) -> int:
-    """How many draft tokens a message carries."""
+    """How many draft tokens a message carries, or a probe stands for by the length of its payload."""
     try:
         message = decode(payload)
     except WireError:
         return 0
+    if isinstance(message, Probe):
+        return len(message.payload) // ID_BYTES
     return len(message.ids) if isinstance(message, Draft) else 0
