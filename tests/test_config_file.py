@@ -170,3 +170,15 @@ def test_whatever_stands_there(
     assert {key: value for key, value in plan.items() if key not in VALUES} == kept
     comments = [line for line in lines if line.strip().startswith("#")]
     assert [line for line in file.read_text().splitlines() if line.strip().startswith("#")] == comments
+
+
+def test_a_device_and_a_pipe_are_refused_and_stay(tmp_path: Path) -> None:
+    """Not even root may lose a device by it, and a pipe without a writer is not waited for."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (Path("/dev/null"), pipe, tmp_path):
+        before = path.stat()
+        for attempt in (lambda p=path: check_file(str(p), "plan"), lambda p=path: update_file(str(p), "plan", {"a": 1.0})):
+            with pytest.raises(UsageError, match="ordinary file|directory"):
+                attempt()
+        assert (path.stat().st_mode, path.stat().st_ino) == (before.st_mode, before.st_ino)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import re
-import tempfile
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipesd.edge.files import place_of, read_file, replace_file
 from pipesd.errors import UsageError
+
+LARGEST_BYTES = 1 << 20
 
 _BOM = "\ufeff"
 _HEADER = re.compile(r"\s*\[")
@@ -22,8 +23,8 @@ _COMMENT = re.compile(r"""[^#"']*?(?P<comment>\s*#.*)?$""")
 
 def check_file(path: str, table: str) -> None:
     """Raises UsageError unless `update_file` could write into the file as it is now; a missing one it will make."""
-    _updated(_read(_place(path)), table, {}, path)
-    if not os.access(_place(path).parent, os.W_OK | os.X_OK):
+    _updated(_read(place_of(path)), table, {}, path)
+    if not os.access(place_of(path).parent, os.W_OK | os.X_OK):
         raise UsageError(f"configuration file {path}: its folder cannot be written; save it elsewhere")
 
 
@@ -34,35 +35,26 @@ def update_file(path: str, table: str, values: Mapping[str, float | str | None])
     stays byte for byte, and so do its permissions; a link is followed. Raises UsageError, the file untouched, if it is
     not TOML, cannot be read or written, or holds the table in a form other than lines below `[table]`.
     """
-    place = _place(path)
+    place = place_of(path)
     text = _updated(_read(place), table, values, path)
-    made = ""
     try:
-        descriptor, made = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(made, place.stat().st_mode & 0o7777 if place.exists() else 0o666 & ~_umask())
-        os.replace(made, place)
+        mode = place.stat().st_mode & 0o7777 if place.exists() else 0o666 & ~_umask()
+        replace_file(place, text.encode(), mode=mode)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(made)
         raise UsageError(f"configuration file {path}: {error.strerror or error}; save it elsewhere") from error
-
-
-def _place(path: str) -> Path:
-    """The file behind a path as a user gives it."""
-    return Path(os.path.realpath(os.path.expanduser(path)))
 
 
 def _read(place: Path) -> str:
     try:
-        return place.read_bytes().decode()
+        content = read_file(place, LARGEST_BYTES + 1)
     except FileNotFoundError:
         return ""
     except OSError as error:
-        raise UsageError(f"configuration file {place}: {error.strerror or error}") from error
+        raise UsageError(f"configuration file {place}: {error.strerror or error}; save it elsewhere") from error
+    if len(content) > LARGEST_BYTES:
+        raise UsageError(f"configuration file {place}: got more than {LARGEST_BYTES} bytes; save it elsewhere")
+    try:
+        return content.decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"configuration file {place}: not TOML: no UTF-8 at byte {error.start}") from error
 

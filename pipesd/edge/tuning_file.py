@@ -6,15 +6,14 @@ and the models; the last 32 that were saved are kept. A run never fails by this 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from pipesd.edge.files import place_of, read_file, replace_file
 
 log = logging.getLogger("pipesd.edge")
 
@@ -69,24 +68,19 @@ class _Unusable(Exception):
 
 
 def _place(path: str) -> Path:
-    """The file behind a path as a user gives it."""
     try:
-        return Path(os.path.realpath(os.path.expanduser(path)))
+        return place_of(path)
     except ValueError as error:
         raise _Unusable(f"got a name that no file can have ({error}); name another") from error
 
 
 def _read(place: Path) -> States | None:
     try:
-        # A pipe without a writer would be waited for.
-        with open(os.open(place, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise _Unusable("got no ordinary file; name another")
-            content = file.read(LARGEST_BYTES + 1)
+        content = read_file(place, LARGEST_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _Unusable(f"cannot be read: {error.strerror or error}") from error
+        raise _Unusable(f"cannot be read: {error.strerror or error}; name another") from error
     if len(content) > LARGEST_BYTES:
         raise _Unusable(f"got more than {LARGEST_BYTES} bytes, which none that was saved has; delete it")
     if not content.strip(b"\0\n"):
@@ -111,16 +105,8 @@ def _parsed(content: bytes) -> States:
 
 
 def _replace(place: Path, text: str) -> None:
-    made = ""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, made = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(made, place)
+        replace_file(place, text.encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(made)
         raise _Unusable(f"cannot be written: {error.strerror or error}; name another") from error
