@@ -153,3 +153,19 @@ def test_the_next_generation_knows_nothing_of_the_last() -> None:
     patience.start(50.0, 0.0)
     assert patience.wait_s(50.0) == 0.5 and not patience.retry_due(60.0)
     assert asked(patience, 50.0, 50.5) == [50.5]
+
+
+def test_what_has_crossed_is_answered_soon_or_asked_again() -> None:
+    """A deadline that has doubled while a message crossed a thin link does not outlast the crossing."""
+    patience = Patience(30.0)
+    patience.start(0.0, 0.01)
+    base_s = patience.wait_s(0.0)
+    now_s = 0.0
+    for _ in range(3):
+        now_s += patience.wait_s(now_s)
+        assert patience.due(now_s)
+    assert patience.wait_s(now_s) > 2 * base_s
+    patience.crossed(now_s)
+    assert patience.wait_s(now_s) == pytest.approx(base_s)
+    patience.crossed(now_s + 0.1)
+    assert patience.wait_s(now_s + 0.1) == pytest.approx(base_s - 0.1), "once more puts nothing off"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from virtual import Scene, VirtualWorld
+from virtual import Scene, Trouble, VirtualWorld
 
 from pipesd.sim.check import check_events
 from pipesd.sim.drafters import Agreement
@@ -19,7 +19,7 @@ LAW = KeyedText(5)
 PROMPT = [101, 116]
 BAD = Agreement(LAW, 0.05, 1)
 GOOD = Agreement(LAW, 0.9, 1)
-FAST_LINK = {"delay_s": 0.005, "gamma_s": 0.01, "pass_s": 0.04}
+FAST_LINK = {"delay_s": 0.005, "gamma_s": 0.01, "prefill_s": 0.002, "pass_s": 0.04}
 
 
 class Stretches:
@@ -75,6 +75,15 @@ def test_drafts_that_pay_stay(tmp_path: Path) -> None:
     stats, events = ran(tmp_path, 300, delay_s=0.05, edge={"strategy": "auto"})
     assert stats["alone_tokens"] == 0 and stats["tpt_drafts_ms"] < stats["tpt_alone_ms"]
     assert not [event for event in events if event["event"] == "without_drafts"]
+
+
+def test_an_outage_says_nothing_of_drafts(tmp_path: Path) -> None:
+    """A worker that is away for some seconds: drafting goes on when it is back."""
+    for lasts_s in (3.0, 10.0):
+        troubles = (Trouble(1.5, "crash", lasts_s),)
+        stats, events = ran(tmp_path, 600, troubles=troubles, edge={"strategy": "auto"}, **FAST_LINK)
+        assert stats["openings"] > 1 and events[-1]["t"] > lasts_s, "it was met"
+        assert stats["alone_tokens"] == 0
 
 
 def test_drafts_come_back_behind_a_bad_stretch(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ class Scene:
     proposal: Proposal | None = None
     end_ids: tuple[int, ...] = ()
     gamma_s: float = 0.006
+    prefill_s: float = 0.0  # of the draft model, for each id that is read
     gamma_jitter: float = 0.0
     draft_context: int = 2048
     delay_s: float = 0.01
@@ -135,7 +136,7 @@ class _UnevenDrafter(ScriptedDrafter):
     """Takes its time by the world's clock, more or less of it."""
 
     def __init__(self, proposal: Proposal, world: VirtualWorld, **settings: Any) -> None:
-        super().__init__(proposal, VOCABULARY, gamma_s=world.scene.gamma_s, clock=world.clock, **settings)
+        super().__init__(proposal, VOCABULARY, gamma_s=world.scene.gamma_s, prefill_s=world.scene.prefill_s, clock=world.clock, **settings)
         self._world = world
 
     def draft(self) -> Drawn:

@@ -20,12 +20,13 @@ TRIAL_TOKENS = 20
 SAMPLES = 16
 CHANGE = 0.2  # share of the time per token; δ1 of the paper
 REFERENCE_TOKENS = 10 * TRIAL_TOKENS  # that a time per token is compared over
+MOST_SHARE = 0.75  # beyond, nearly every token asks: much more for the cloud to do, and on the link, for little time
 LEAST = 0.01  # thresholds below never fire in any draft of bearable length
 
 SPACES: dict[str, dict[str, Parameter]] = {
     # The token threshold can only be first where it is above the sequence threshold, as the product of probabilities is
     # never above its last factor. So what is searched is the share of the way from there to 1.
-    "dual": {"sequence_threshold": Parameter(LEAST, 0.9, log=True), "token_share": Parameter(0.0, 1.0)},
+    "dual": {"sequence_threshold": Parameter(LEAST, 0.9, log=True), "token_share": Parameter(0.0, MOST_SHARE)},
     "sequence": {"sequence_threshold": Parameter(LEAST, 0.99, log=True)},
     "token": {"token_threshold": Parameter(0.05, 0.995)},
     "fixed": {"draft_length": Parameter(1, 16, integer=True)},
