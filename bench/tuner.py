@@ -26,7 +26,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
@@ -258,13 +258,13 @@ class Random(Kept):
 def tuners() -> dict[str, Maker]:
     made: dict[str, Maker] = {"random": Random}
     for xi in (0.1, 0.01):
-        made[f"pipesd, ξ {xi}"] = lambda objective, seed, xi=xi: Ours(objective, seed, xi)
+        made[f"pipesd, ξ {xi}"] = partial(Ours, xi=xi)
         if find_spec("skopt"):
-            made[f"skopt, ξ {xi}"] = lambda objective, seed, xi=xi: ScikitOptimize(objective, seed, xi, 10)
+            made[f"skopt, ξ {xi}"] = partial(ScikitOptimize, xi=xi, starts=10)
         if find_spec("bayes_opt"):
-            made[f"bayes_opt, ξ {xi}"] = lambda objective, seed, xi=xi: BayesianOptimization(objective, seed, xi, 5)
+            made[f"bayes_opt, ξ {xi}"] = partial(BayesianOptimization, xi=xi, starts=5)
     if find_spec("skopt"):
-        made["skopt, ξ 0.1, one start"] = lambda objective, seed: ScikitOptimize(objective, seed, 0.1, 1)
+        made["skopt, ξ 0.1, one start"] = partial(ScikitOptimize, xi=0.1, starts=1)
     return made
 
 
@@ -318,7 +318,9 @@ def main() -> int:
         print(f"{name} is missing: it is left out (pip install {name})")
     warnings.simplefilter("ignore")  # of the others: points that repeat, fits that end at a bound
 
-    makers, costs_s, rows, ratios = tuners(), dict[str, list[float]](), [], []
+    makers, costs_s = tuners(), dict[str, list[float]]()
+    rows: list[dict[str, Any]] = []
+    ratios: list[dict[str, Any]] = []
     for objective in found:
         runs: dict[str, list[Run]] = {name: [] for name in makers}
         for seed in range(seeds):

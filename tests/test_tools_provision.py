@@ -148,9 +148,7 @@ def test_the_reason_is_taken_out_of_the_builds_output() -> None:
 
 
 @pytest.fixture
-def announced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> SimpleNamespace:
+def announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> SimpleNamespace:
     monkeypatch.setattr(llama_wheel, "check_compiler", lambda: None)
 
     def announce(plan: Plan, build: tuple[str, int] = ("2.13.0, a build for the CPU", 200)) -> str:

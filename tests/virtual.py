@@ -136,7 +136,8 @@ class _UnevenDrafter(ScriptedDrafter):
     """Takes its time by the world's clock, more or less of it."""
 
     def __init__(self, proposal: Proposal, world: VirtualWorld, **settings: Any) -> None:
-        super().__init__(proposal, VOCABULARY, gamma_s=world.scene.gamma_s, prefill_s=world.scene.prefill_s, clock=world.clock, **settings)
+        paces = {"gamma_s": world.scene.gamma_s, "prefill_s": world.scene.prefill_s, "clock": world.clock}
+        super().__init__(proposal, VOCABULARY, **paces, **settings)
         self._world = world
 
     def draft(self) -> Drawn:

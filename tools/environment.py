@@ -151,9 +151,7 @@ def torch_build(environment: Environment) -> tuple[str, int]:
     """Which build of torch pip would take, in words, and about how many MB it fetches for it."""
     alone = ("--dry-run", "--quiet", "--ignore-installed", "--no-deps")
     command = environment.pip("install", *alone, "--report", "-", pinned(TORCH))
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=clean_environment(), timeout=600, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), timeout=600, check=False)
     if done.returncode != 0:
         raise Failure(f"pip finds no torch to install: {pip_reason(done.stderr)}")
     metadata = json.loads(done.stdout)["install"][0]["metadata"]

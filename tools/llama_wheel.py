@@ -103,5 +103,3 @@ def build_reason(output: str) -> str:
         if found := re.search(pattern, output):
             return found[0].strip()
     return output.strip().rpartition("\n")[2]
-
-

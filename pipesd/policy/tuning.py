@@ -140,9 +140,7 @@ class Tuning:
         self._searches, self._reference_s = searches, reference_s
 
     def _search(self, first: Mapping[str, float]) -> Tuner:
-        return Tuner(
-            self._space, seed=self._seed + self._searches, samples=self._samples, first=dict(first), least=0.0
-        )
+        return Tuner(self._space, seed=self._seed + self._searches, samples=self._samples, first=dict(first), least=0.0)
 
     def _choose(self) -> None:
         self._point = self.tuner.best[0] if self.tuner.done else self.tuner.ask()
