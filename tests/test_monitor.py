@@ -491,3 +491,18 @@ def test_whatever_is_seen_no_figure_is_negative_or_nan(seen: list[tuple[Any, ...
         assert (figures is None) == (estimate.alpha_s is None or estimate.gamma_s is None)
         assert all(size >= 1 for size in monitor.needs_probes)
         assert 0 <= estimate.samples <= 100
+
+
+def test_what_a_pass_without_drafts_takes_is_told_from_passes_with_them() -> None:
+    """40 ms and 3 for each draft token: what the cloud alone takes is 40, not the mean of what verifications take."""
+    chance = Random(3)
+    monitor = Monitor()
+    assert monitor.snapshot().alone_s is None
+    monitor.passed(0.052, 4)
+    assert monitor.snapshot().alone_s == pytest.approx(0.052), "one size tells no more"
+    for _ in range(60):
+        tokens = chance.randrange(1, 9)
+        monitor.passed(0.040 + 0.003 * tokens + 0.3 * (chance.random() < 0.05), tokens)
+    estimate = monitor.snapshot()
+    assert estimate.alone_s == pytest.approx(0.040, abs=0.002)
+    assert estimate.pass_s is not None and estimate.pass_s > 0.045

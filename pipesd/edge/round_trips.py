@@ -26,6 +26,7 @@ class RoundTrips:
         self._tokens = self._messages = 0  # since then
         self._asked: tuple[float, int] | None = None  # when a sample that awaits its verdict began, and its tokens
         self._cloud_s = 0.0  # of this opening, as last told
+        self._verified = 0  # likewise: draft tokens
         self._probe: tuple[int, float, int] | None = None  # one that is under way: its number, time and tokens
         self._end = 0  # of what was sent in this opening
 
@@ -34,7 +35,7 @@ class RoundTrips:
         begin anew."""
         self._asked = self._probe = self._begun_s = None
         self._cloud_s = 0.0
-        self._end = 0
+        self._verified = self._end = 0
 
     def sent(self, message: Message, now_s: float) -> None:
         """A message was handed to the link, which `Uplink` has not been told yet."""
@@ -64,9 +65,10 @@ class RoundTrips:
             return
         cloud_s = message.counters.busy_100us / 1e4
         spent_s, self._cloud_s = cloud_s - self._cloud_s, cloud_s
+        verified, self._verified = message.counters.verified - self._verified, message.counters.verified
         if self._asked is not None and spent_s >= 0.0:
             begun_s, tokens = self._asked
-            self._monitor.passed(spent_s)
+            self._monitor.passed(spent_s, verified)
             if tokens:
                 self._monitor.round_trip(tokens, now_s - begun_s, spent_s, lag_s)
         self._asked = None

@@ -51,6 +51,7 @@ class Estimate:
     rtt_s: float | None = None  # a message and its answer as they were sent, without the cloud's own time
     tpt_s: float | None = None  # time per output token
     pass_s: float | None = None  # the cloud's own time for a verification
+    alone_s: float | None = None  # and for a pass without draft tokens: what the cloud alone takes for a token
     beta_is_zero: bool = False  # β was looked for and cannot be told from 0
     samples: int = 0  # round trips that the link's figures rest on
 

@@ -33,8 +33,8 @@ class Guard:
         self._trial = True  # nothing is known of these drafts yet
 
     def round_end(self, tokens: int, took_s: float, pass_s: float | None) -> bool:
-        """A verdict brought so many tokens in that time, a verification takes the cloud `pass_s`; returns whether to
-        change the way."""
+        """A verdict brought so many tokens in that time, a pass without draft tokens takes the cloud `pass_s`; returns
+        whether to change the way."""
         self._rounds += 1
         self._tokens += tokens
         self._took_s += took_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from statistics import fmean, median
 
@@ -36,6 +36,7 @@ class Monitor:
         self.dropped = 0
         self._gamma = Level(2e-5)
         self._pass = Level(2e-4)
+        self._passes: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)  # draft tokens, time
         self._trips: deque[tuple[int, float, float]] = deque(maxlen=REMEMBERED)  # tokens, time, by how much off
         self._link = Level(2e-4)  # of the same round trips, without β · tokens
         self._warm = 0  # round trips seen, up to WARM_UP
@@ -60,11 +61,12 @@ class Monitor:
         else:
             self.dropped += 1
 
-    def passed(self, pass_s: float) -> None:
-        """A verification took the cloud so long, by its own clock."""
+    def passed(self, pass_s: float, tokens: int = 0) -> None:
+        """A verification of so many draft tokens took the cloud so long, by its own clock."""
         self._snapshot = None
         if 0.0 <= pass_s <= LONGEST_S:
             self._pass.add(pass_s)
+            self._passes.append((tokens, pass_s))
         else:
             self.dropped += 1
 
@@ -179,6 +181,7 @@ class Monitor:
             if self._rounds
             else None,
             pass_s=self._pass.value,
+            alone_s=_without_drafts_s(self._passes),
             beta_is_zero=self._beta_s == 0.0,
             samples=len(self._trips),
         )
@@ -206,7 +209,7 @@ class Monitor:
         beta_s = self._beta_s or 0.0
         if self._link:
             self._link.replace((value - beta_s * tokens, half) for tokens, value, half in self._trips)
-        if self._trains and self._beta_s is not None:  # else steps do not tell a gap from what tokens take
+        if self._trains:
             self._gap_s = median(_gap([step_s - beta_s * tokens for tokens, step_s in train]) for train in self._trains)
 
     def _forget(self, kept: int) -> None:
@@ -217,6 +220,21 @@ class Monitor:
         self._steps_fit = None
         self._sizes = {tokens for tokens, _, _ in self._trips}
         self._unfitted = REFIT
+
+
+def _without_drafts_s(passes: Iterable[tuple[int, float]]) -> float | None:
+    """What a pass takes that verifies nothing: the line through the medians of the smallest and the largest third, at
+    no tokens; at least half of what small ones take. None without a pass."""
+    ordered = sorted(passes)
+    if not ordered:
+        return None
+    third = max(1, len(ordered) // 3)
+    (few, small_s), (many, large_s) = (
+        (median(tokens for tokens, _ in part), median(took_s for _, took_s in part))
+        for part in (ordered[:third], ordered[-third:])
+    )
+    slope_s = max(0.0, (large_s - small_s) / (many - few)) if many - few >= 2 else 0.0
+    return max(small_s - slope_s * few, small_s / 2)
 
 
 def _uncertainty_s(fit: LineFit) -> float:
