@@ -44,7 +44,7 @@ PARTS: list[tuple[bytes, int]] = [  # as they stand in a stream, each with its d
     (frame(draft(5, first=2**31 - 5)), 5),
     (frame(draft(200)), 200),  # a long frame
     (frame(draft(0)), 0),
-    (frame(Probe(2**60, 0, 7, bytes(500))), 0),
+    (frame(Probe(2**60, 0, 7, bytes(500))), 125),  # stands for a DRAFT as long as its payload
     (frame(draft(1)._replace(p_draft=(0.5,))), 1),
     (frame(encode(draft(2))[:-1]), 0),  # broken
     (frame(b""), 0),
@@ -149,7 +149,7 @@ def test_jitter_is_bounded_and_by_chance() -> None:
 
 
 def test_drafts_weigh_on_a_real_connection() -> None:
-    """Coarse, as the machine may be busy: 400 ms against next to nothing."""
+    """400 ms at least for ten tokens, and for a probe that stands for as many."""
     context = Context()
     front = front_socket(context, "tcp://127.0.0.1:0")
     with LinkProxy(front.address, up_bytes_per_s=1e6, up_bytes_per_draft_token=40_000, up_jitter_s=0.001) as link:
@@ -166,7 +166,7 @@ def test_drafts_weigh_on_a_real_connection() -> None:
         edge.close()
     front.close()
     context.term()
-    assert took_s[2] >= 0.4 and max(took_s[1], took_s[3]) < 0.3
+    assert min(took_s[1], took_s[2]) >= 0.4
 
 
 @pytest.mark.parametrize(
