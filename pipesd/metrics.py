@@ -123,6 +123,9 @@ class Meter:
     alone_tokens: int = 0  # what the cloud decoded alone because drafts did not pay
     tokens: int = 0
     triggers: dict[str, int] = field(default_factory=dict)  # how often each rule asked for verification
+    thresholds: dict[str, float] = field(default_factory=dict)  # in force at the end
+    tuning: str = "off"
+    window: int | None = None  # draft tokens that are planned for
 
     def token(self, now_s: float, count: int) -> None:
         """`count` tokens were committed."""
@@ -173,6 +176,9 @@ def summary(tally: Tally, meter: Meter) -> dict[str, Any]:
         "beta_ms": _ms(meter.beta_s),
         "gap_ms": _ms(meter.gap_s),
         "gamma_ms": _ms(_ratio(meter.draft_s, tally.drafted)),
+        "thresholds": {name: round(value, 6) for name, value in meter.thresholds.items()},
+        "tuning": meter.tuning,
+        "window": meter.window,
         "rtt_ms": _ms(meter.rtt_s or None),
     }
 

@@ -165,6 +165,8 @@ def _json(session: EdgeSession, reason: FinishReason) -> str:
 def _summary_line(session: EdgeSession) -> str:
     stats = session.stats
     parts = [f"{stats['tokens']} tokens", session.finish_reason or "error"]
+    if stats["alone_tokens"]:
+        parts.append(f"{stats['alone_tokens']} of them by the cloud alone, as drafts did not pay")
     if stats["tpt_ms"] is not None:
         parts.append(f"{stats['tpt_ms']:.1f} ms per token")
     if stats["acceptance_rate"] is not None:

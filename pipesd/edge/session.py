@@ -99,7 +99,7 @@ class EdgeSession:
         if self._loop.connection is not None:
             self._welcome = self._loop.connection.greet(self._loop.machine.session, self._tokeniser)
         if steering is not None and self._welcome is not None and self.strategy.tuned:
-            pair = f"{self._tokeniser.name} {self._welcome.model_fingerprint.hex()}"
+            pair = f"{self._tokeniser.name} {self._welcome.model_fingerprint.hex()} {config.cloud}"
             path = default_path() if config.tuning == "auto" else config.tuning
             steering.remember(path, f"{self.strategy.key} {pair}")
         if self.strategy.batching == "dp":

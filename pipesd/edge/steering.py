@@ -23,6 +23,7 @@ from pipesd.policy.updater import Change, Updater, first_plan
 from pipesd.protocol.actions import Committed
 
 log = logging.getLogger("pipesd.edge")
+SETTINGS = ("draft_length", "sequence_threshold", "token_threshold", "entropy_threshold")  # of triggers
 FORCED = "must"  # the rule by which an edge asks that can do nothing else
 
 
@@ -81,7 +82,12 @@ class Steering:
         meter.triggers = dict(self.triggers)
         if self._guard is not None:
             meter.drafts_s, meter.alone_s = self._guard.drafts_s, self._guard.alone_s
+        names = (name for name in SETTINGS if hasattr(self._sending.trigger, name))
+        meter.thresholds = {name: getattr(self._sending.trigger, name) for name in names}
+        meter.window = self._updater.window.tokens
         tuning = self._updater.tuning
+        if tuning is not None:
+            meter.tuning = "done" if tuning.done else "searching"
         if self._kept is not None and tuning is not None and tuning.news:
             path, key = self._kept
             save(path, {key: tuning.state()})

@@ -52,15 +52,16 @@ def tune(
     report = _report(session, tuning)
     if save is not None:
         parts = {name: getattr(edge, name) or None for name in ("strategy", "batching", "trigger", "waiting")}
-        update_file(save, "edge", {**parts, **report["best"]})
-        log.info("written to %s: give it as --config %s", save, save)
+        update_file(save, "edge", {**parts, **{name: _rounded(value) for name, value in report["best"].items()}})
+        log.info("written to %s: with --config %s these are kept, and nothing is tuned while it runs", save, save)
     show(json.dumps(report) + "\n" if as_json else _told(report))
     return 0
 
 
 def _search(session: EdgeSession, tuning: Tuning, prompts: Sequence[str], interrupts: Interrupts) -> None:
     """Generate behind one prompt after the other until the search is done."""
-    log.info("%d settings of %s", tuning.tuner.samples, ", ".join(options_of(tuning.tuner.first)))
+    names = ", ".join(name.replace("_", " ") for name in options_of(tuning.tuner.first))
+    log.info("%d settings of %s, on %d prompts in turn", tuning.tuner.samples, names, len(prompts))
     told = 0
     while True:
         before = told, tuning.tokens
@@ -98,6 +99,11 @@ def _report(session: EdgeSession, tuning: Tuning) -> dict[str, Any]:
         "failed": tuner.failed,
         "trials": [{**options, "tpt_ms": round(1000 * tpt_s, 3)} for options, tpt_s in tuning.trials],
     }
+
+
+def _rounded(value: float) -> float:
+    """To what a person would write."""
+    return value if isinstance(value, int) else float(f"{value:.4g}")
 
 
 def _told(report: dict[str, Any]) -> str:

@@ -341,10 +341,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         findings = check_file(path)
     except (OSError, ValueError) as error:
-        print(f"{path}: {error}", file=sys.stderr)
+        print(f"{path}: no event log that can be read ({error}); make one with --events", file=sys.stderr)
         return 2
     for finding in findings:
         print(finding)
+    if not findings:
+        print("no findings")
     return 1 if findings else 0
 
 
