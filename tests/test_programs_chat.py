@@ -51,7 +51,7 @@ def sessions_end(served: Serving) -> None:
 
 def test_turns_from_a_pipe(models: Models, tmp_path: Path) -> None:
     events = tmp_path / "events"
-    with talk(models, "--max-tokens", 6, "--events", events) as (program, served):
+    with talk(models, "--max-tokens", 6, "--events", events, "--strategy", "pipesd") as (program, served):
         for turn in ("first", "", "   ", "second", "third"):
             program.write(f"{turn}\r\n" if turn == "second" else f"{turn}\n")
         assert program.process.stdin is not None

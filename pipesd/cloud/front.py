@@ -231,7 +231,9 @@ class Front:
         if route is not None and m.opening <= route.opening:
             self.counters.late += 1
             return
-        refusal = open_refusal(m, self._identity, draining=bool(self._stop_asked), retry_ms=self.limits.retry_ms)
+        # a generation that goes on may open again: after a crash, or to go on another way
+        draining = self._stop_asked > 0 and route not in self._routes.running(now_s, self.limits.quiet_s)
+        refusal = open_refusal(m, self._identity, draining=draining, retry_ms=self.limits.retry_ms)
         worker = None
         if refusal is None:
             worker = self._workers.workers[route.worker] if route is not None else self._emptiest()

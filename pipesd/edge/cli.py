@@ -60,7 +60,13 @@ def _parser() -> Parser:
     add_common(plan)
     plan.set_defaults(body=_plan)
     tune = commands.add_parser("tune", help="search for the thresholds that suit models and link")
-    tune.add_argument("--prompt", type=utf8_text, action="append", metavar="TEXT", help="a prompt to search with; without any, three short ones of code, maths and prose")
+    tune.add_argument(
+        "--prompt",
+        type=utf8_text,
+        action="append",
+        metavar="TEXT",
+        help="a prompt to search with; without any, three short ones of code, maths and prose",
+    )
     tune.add_argument("--file", action="append", metavar="FILE", help="a file with such a prompt")
     tune.add_argument("--json", action="store_true", help="print one JSON object with all that was measured")
     tune.add_argument("--save", metavar="FILE", help="write the thresholds into table [edge] of this file (TOML)")

@@ -204,6 +204,10 @@ class LinkRule:
             answer_s = 2 * self._figures["alpha_s"] + self._figures["pass_s"]
             self._answers_s.append(max(self._free_s, now_s) + answer_s)
 
+    def forget(self) -> None:
+        """The draft was dropped: no verdict on it is awaited."""
+        self._answers_s = []
+
     def decided(self, rejected: bool, *, behind: bool) -> None:
         """A verdict came; `behind`: there were tokens behind what it was on."""
         self._answers_s = [] if rejected else self._answers_s[1:]

@@ -88,6 +88,7 @@ class Generation:
         """The draft, or its end, was dropped: the rules begin anew."""
         self.trigger.forget()
         self.rule.forget()
+        self.link.forget()
         self.expected, self.late = None, 0
 
     def sends_due(self) -> bool:
