@@ -145,6 +145,8 @@ def summary(tally: Tally, meter: Meter) -> dict[str, Any]:
     if meter.opened_s is not None and meter.last_token_s is not None:
         elapsed_s = meter.last_token_s - meter.opened_s
     first_s = None if meter.first_token_s is None else meter.first_token_s - meter.started_s
+    # What was decided was compared, if not by the cloud: its own token may equal a guess that had not reached it.
+    verified = max(tally.verified, tally.accepted + tally.rejections)
     return {
         "tokens": meter.tokens,
         "tpt_ms": _ms(None if elapsed_s is None else _ratio(elapsed_s, meter.tokens)),
@@ -156,14 +158,14 @@ def summary(tally: Tally, meter: Meter) -> dict[str, Any]:
         "navs": tally.navs,
         "triggers": dict(sorted(meter.triggers.items())),
         "drafted": tally.drafted,
-        "verified": tally.verified,
+        "verified": verified,
         "accepted": tally.accepted,
-        "acceptance_rate": _ratio(tally.accepted, tally.verified),
+        "acceptance_rate": _ratio(tally.accepted, verified),
         "acceptance_per_token": _ratio(tally.accepted, tally.accepted + tally.rejections),
         "acceptance_by_position": [_ratio(accepted, decided) for accepted, decided in tally.by_position],
         "proactive": tally.proactive,
         "promoted": tally.promoted,
-        "discarded": max(0, tally.drafted - tally.verified),
+        "discarded": max(0, tally.drafted - verified),
         "stale": tally.stale,
         "bytes_up": meter.bytes_up,
         "bytes_down": meter.bytes_down,

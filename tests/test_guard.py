@@ -98,3 +98,9 @@ def test_ids_that_come_all_at_once_are_no_measure() -> None:
         for _ in range(20 * LEAST_REST_TOKENS):
             guard.round_end(1, took_s, 0.0)
     assert guard.alone_s is not None and guard.alone_s > 0.0
+
+
+def test_a_draft_model_that_is_slower_than_the_target_is_left_out_at_once() -> None:
+    guard = Guard()
+    assert guard.round_end(3, 0.4, ALONE_S, gamma_s=0.1) and not guard.drafting
+    assert not Guard().round_end(3, 0.4, ALONE_S, gamma_s=0.05)

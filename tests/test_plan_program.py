@@ -93,7 +93,7 @@ def test_where_nothing_takes_time_there_is_no_plot() -> None:
 def test_a_bad_value_is_refused_by_its_name(name: str, value: str) -> None:
     others = [word for flag in NAMES[1:4] if flag != name for word in (f"--{flag}", "10")]
     ran = edge("plan", *others, f"--{name}={value}", "--json")
-    assert (ran.code, ran.out) == (2, "")
+    assert ran.code == 2 and json.loads(ran.out)["error"], "one object, on failure too"
     assert f"{name}: " in ran.complaint
 
 

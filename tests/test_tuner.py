@@ -276,7 +276,7 @@ def test_if_all_fail_the_first_is_kept_and_that_is_said() -> None:
     assert (tuner.worthwhile, tuner.gain, tuner.failed) == (False, 0.0, SAMPLES)
 
 
-@pytest.mark.parametrize("value", [1.0, 0.0, 1e-300, 1e300, 3.3])
+@pytest.mark.parametrize("value", [1.0, 0.0, 1e-300, 1e140, 3.3])
 def test_a_flat_objective_keeps_the_first(value: float) -> None:
     first = {"x": 0.2, "y": 0.3}
     tuner = Tuner(SQUARE, first=first)

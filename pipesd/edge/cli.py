@@ -11,7 +11,7 @@ from pathlib import Path
 from pipesd.config import EdgeConfig, GenerateConfig, TuneConfig, add_flags, make_config, read_tables, utf8_text
 from pipesd.edge.interrupts import Interrupts
 from pipesd.edge.link import LinkConfig, link_failed, show_link
-from pipesd.edge.plan import PlanConfig, show_plan
+from pipesd.edge.plan import PlanConfig, plan_failed, show_plan
 from pipesd.errors import UsageError
 from pipesd.program import Parser, add_common, make_parser, not_yet, run
 from pipesd.streams import show
@@ -139,7 +139,7 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _failed(argv: Sequence[str], interrupted: bool) -> str:
     """What stdout gets from a command that failed: with --json the object of what never began."""
-    objects = {"generate": _nothing, "link": link_failed, "tune": _tune_failed}
+    objects = {"generate": _nothing, "link": link_failed, "plan": plan_failed, "tune": _tune_failed}
     asked = bool(argv) and argv[0] in objects and "--json" in argv
     return objects[argv[0]](interrupted) if asked else ""
 

@@ -167,8 +167,6 @@ class Loop:
             self._patience.rest(now_s)
         elif self._patience.due(now_s, self._line.explain):
             self._events.record("deadline")
-            if self.steering is not None:
-                self.steering.disturbed()
             if self._line.crossed:
                 self._perform(run, machine.deadline())
             self._line.probe(machine.session)
@@ -208,6 +206,8 @@ class Loop:
             elif step is Step.ASK:
                 self._perform(run, machine.ask(upto))
                 steering.asked(self._clock.now(), upto)
+                if not machine.nav_said:  # the link takes nothing now
+                    break
 
     def _go_on_without_drafts(self, run: Run, why: str) -> None:
         log.warning("%s: going on without drafts", why)

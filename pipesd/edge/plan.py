@@ -63,6 +63,11 @@ def show_plan(config: PlanConfig, *, as_json: bool) -> int:
     return 0
 
 
+def plan_failed(interrupted: bool) -> str:
+    """What stdout gets from `plan --json` that was refused."""
+    return json.dumps({"batches": None, "total_ms": None, "error": "nothing was planned; stderr says why"}) + "\n"
+
+
 def describe(plan: TokenBatchPlan, columns: int, *, ascii_only: bool) -> str:
     """The plan in a line, what the two simplest ones would take in another, and where there is room its course."""
     times_s = (plan.alpha_s, plan.beta_s, plan.gamma_s, plan.gap_s)

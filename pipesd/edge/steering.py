@@ -146,7 +146,7 @@ class Steering:
         estimate = self._estimate()
         self._record(self._updater.round_end(estimate, tokens, took_s if drafts else None))
         if self._guard is not None and took_s is not None and drafts == self.drafting:
-            self._guard.round_end(tokens, took_s, estimate.alone_s)
+            self._guard.round_end(tokens, took_s, estimate.alone_s, estimate.gamma_s)
 
     def probe_due(self, now_s: float) -> int:
         """For how many tokens a probe should stand that would tell more of the link; 0: none would, or not now."""

@@ -50,11 +50,11 @@ def tune(
         session.tune(tuning)
         _search(session, tuning, prompts or PROMPTS, interrupts)
     report = _report(session, tuning)
+    show(json.dumps(report) + "\n" if as_json else _told(report))  # before it is saved, which may fail
     if save is not None:
         parts = {name: getattr(edge, name) or None for name in ("strategy", "batching", "trigger", "waiting")}
         update_file(save, "edge", {**parts, **{name: _rounded(value) for name, value in report["best"].items()}})
         log.info("written to %s: with --config %s these are kept, and nothing is tuned while it runs", save, save)
-    show(json.dumps(report) + "\n" if as_json else _told(report))
     return 0
 
 

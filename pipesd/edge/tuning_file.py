@@ -82,7 +82,7 @@ def _read(place: Path) -> States | None:
     except OSError as error:
         raise _Unusable(f"cannot be read: {error.strerror or error}; name another") from error
     if len(content) > LARGEST_BYTES:
-        raise _Unusable(f"got more than {LARGEST_BYTES} bytes, which none that was saved has; delete it")
+        raise _Unusable(f"got more than {LARGEST_BYTES} bytes, which none that was saved has; name another")
     if not content.strip(b"\0\n"):
         return None  # what a machine that lost its power may leave
     return _parsed(content)
@@ -92,15 +92,15 @@ def _parsed(content: bytes) -> States:
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise _Unusable(f"damaged, or another kind of file ({error}); delete it, or name another") from error
+        raise _Unusable(f"damaged, or another kind of file ({error}); name another") from error
     version = found.get(_VERSION_NAME) if isinstance(found, dict) else None
     if type(version) is not int:
         raise _Unusable("got another kind of file; name another")
     if version != VERSION:
-        raise _Unusable(f"got version {version}, wanted {VERSION}; name another, or delete it")
+        raise _Unusable(f"got version {version}, wanted {VERSION}; name another")
     states = found.get("states")
     if not isinstance(states, dict) or not all(isinstance(state, dict) for state in states.values()):
-        raise _Unusable("damaged: it has no states by key; delete it")
+        raise _Unusable("damaged: it has no states by key; name another")
     return states
 
 

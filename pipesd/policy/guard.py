@@ -32,15 +32,15 @@ class Guard:
         self._rest_tokens = 0
         self._trial = True  # nothing is known of these drafts yet
 
-    def round_end(self, tokens: int, took_s: float, pass_s: float | None) -> bool:
-        """A verdict brought so many tokens in that time, a pass without draft tokens takes the cloud `pass_s`; returns
-        whether to change the way."""
+    def round_end(self, tokens: int, took_s: float, pass_s: float | None, gamma_s: float | None = None) -> bool:
+        """A verdict brought so many tokens in that time, a pass without draft tokens takes the cloud `pass_s`, drafting
+        one takes `gamma_s`; returns whether to change the way."""
         self._rounds += 1
         self._tokens += tokens
         self._took_s += took_s
-        return self._with_drafts(pass_s) if self.drafting else self._alone()
+        return self._with_drafts(pass_s, gamma_s) if self.drafting else self._alone()
 
-    def _with_drafts(self, pass_s: float | None) -> bool:
+    def _with_drafts(self, pass_s: float | None, gamma_s: float | None) -> bool:
         if pass_s is not None and not self._measured:
             self.alone_s = max(pass_s, LEAST_S)
         if self.alone_s is None or not self._tokens:
@@ -48,10 +48,11 @@ class Guard:
         tpt_s = self._took_s / self._tokens
         over = self._rounds >= WINDOW_ROUNDS
         lost = self._trial and self._rounds >= TRIAL_ROUNDS and tpt_s > FAR * self.alone_s
-        if not over and not lost:
+        hopeless = gamma_s is not None and gamma_s > SLOWER * self.alone_s  # were every draft token right
+        if not over and not lost and not hopeless:
             return False
         self.drafts_s = tpt_s
-        slower = tpt_s > SLOWER * self.alone_s
+        slower = hopeless or tpt_s > SLOWER * self.alone_s
         if slower:
             lost_s = self._took_s - self._tokens * self.alone_s
             rest_tokens = round(lost_s / (LOSS * self.alone_s))

@@ -94,6 +94,11 @@ class Parameter:
         return (math.log(low), math.log(high)) if self.log else (low, high)
 
 
+def _pair(bounds: Any) -> tuple[Any, Any]:
+    low, high = bounds
+    return low, high
+
+
 class SearchSpace:
     """Named parameters. Points are arrays over the *free* ones, those that are not fixed, in the unit cube."""
 
@@ -105,8 +110,8 @@ class SearchSpace:
             if not isinstance(name, str):
                 raise UsageError(f"search space: got the name {name!r}, wanted a text")
             try:
-                parameter = bounds if isinstance(bounds, Parameter) else Parameter(*bounds)
-            except TypeError:
+                parameter = bounds if isinstance(bounds, Parameter) else Parameter(*_pair(bounds))
+            except (TypeError, ValueError):
                 raise UsageError(f"{name}: got {bounds!r}, wanted a pair (low, high) or a Parameter") from None
             except UsageError as error:
                 raise UsageError(f"{name}: {error}") from None

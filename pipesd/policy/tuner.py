@@ -26,6 +26,7 @@ XI = 0.01  # the default; the paper's does no better on the surfaces of bench/tu
 STARTS = 3  # settings spread over the box before the model is asked
 REMEMBERED = 40  # the last measurements are modelled, those before are forgotten
 STATE_VERSION = 1
+LARGEST = 1e150  # what is beyond, in size, is no measurement: its square is no float
 
 _CLOSING = 0.12  # of the samples, the last: they may measure the first again, where it may still be the best
 
@@ -112,9 +113,15 @@ class Tuner:
         verdict = self._verdict()
         if verdict is None:
             return dict(self.first), math.nan
-        if self._in_force and not verdict.better:
+        if self._in_force and not verdict.better and not self._first_failed:
             return dict(self.first), verdict.first_s
         return dict(verdict.best), verdict.best_s
+
+    @property
+    def _first_failed(self) -> bool:
+        """The first setting was measured, and never with success."""
+        values = [trial.tpt_s for trial in self._trials if trial.setting == self.first]
+        return bool(values) and all(value is None for value in values)
 
     @property
     def worthwhile(self) -> bool:
@@ -170,7 +177,7 @@ class Tuner:
 
     def _trial(self, setting: Mapping[str, Any], tpt_s: float | None) -> Trial:
         setting, value = self.space.checked(setting), math.nan if tpt_s is None else _real("tpt_s", tpt_s)
-        return Trial(setting, value if math.isfinite(value) and value >= self.least else None)
+        return Trial(setting, value if abs(value) <= LARGEST and value >= self.least else None)
 
     def _verdict(self) -> Verdict | None:
         return None if self._model is None else self._model.verdict(self.space.unit(self.first))
@@ -210,7 +217,10 @@ def _real(name: str, value: Any) -> float:
     real = isinstance(value, Real) and not isinstance(value, bool)
     if not real:
         raise UsageError(f"{name}: got {value!r}, wanted a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # a whole number that no float can hold
+        return math.inf if value > 0 else -math.inf
 
 
 def _number(name: str, value: Any, low: float) -> float:

@@ -132,7 +132,7 @@ class Tuning:
         except KeyError as error:
             raise UsageError(f"tuning state: it has no {error}; search again") from None
         self.tuner = Tuner.restore(tuner)
-        if self.tuner.space.parameters != self._space:
+        if self.tuner.space.parameters != self._space or self.tuner.samples != self._samples:
             raise UsageError("tuning state: it is of another search; search again")
         known = reference_s is None or (isinstance(reference_s, float) and 0.0 < reference_s < math.inf)
         if type(searches) is not int or not 0 <= searches < 1 << 31 or not known:

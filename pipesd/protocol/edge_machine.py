@@ -137,6 +137,11 @@ class EdgeMachine:
         return self._drafts
 
     @property
+    def nav_said(self) -> bool:
+        """Whether the link took what asks for the NAV that is outstanding."""
+        return self._nav_said
+
+    @property
     def must_ask(self) -> bool:
         """Whether nothing can be done any more but to ask for verification, or for one token."""
         idle = self.state is State.RUN and self.nav is None and not self.may_draft

@@ -294,7 +294,8 @@ def _at_round_end(g: Generation) -> Iterator[str]:
 def _end(g: Generation, event: Event) -> Iterator[str]:
     stats, counts = event["stats"], g.counts
     sums = [a + b for a, b in zip(g.sums, g.told_counters, strict=True)]
-    accepted, verified, decided = counts["accepted"], sums[1], counts["accepted"] + counts["rejections"]
+    accepted, decided = counts["accepted"], counts["accepted"] + counts["rejections"]
+    sums[1] = verified = max(sums[1], decided)
     expected: dict[str, Any] = {
         "tokens": len(g.ids),
         "openings": g.openings,
