@@ -36,7 +36,7 @@ class Monitor:
         self.dropped = 0
         self._gamma = Level(2e-5)
         self._pass = Level(2e-4)
-        self._passes: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)  # draft tokens, time
+        self._passes: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_ROUNDS)  # draft tokens, time
         self._trips: deque[tuple[int, float, float]] = deque(maxlen=REMEMBERED)  # tokens, time, by how much off
         self._link = Level(2e-4)  # of the same round trips, without β · tokens
         self._warm = 0  # round trips seen, up to WARM_UP
