@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 Event = dict[str, Any]
@@ -228,17 +229,20 @@ class LinkRule:
         next one would be late if it does not."""
         if self._figures is None:
             return None
-        begin_s, end_s = when_s[0] - self._slack_s, when_s[1] + self._slack_s
-        turns_s = (self._free_s - self._figures["gamma_s"] + 1e-9, self._free_s, *self._answers_s[:1])
-        times_s = [begin_s, end_s, *(turn_s for turn_s in turns_s if begin_s < turn_s < end_s)]
-        answers = {self._worth(self._figures, time_s, tokens) for time_s in times_s}
+        slack_s, answers = self._slack_s, set()
+        # What was handed over and asked for stands in the log somewhat apart from when the edge reckoned with it.
+        for late_s, sooner_s in product((-slack_s, slack_s), repeat=2):
+            free_s = self._free_s + late_s
+            answer_s = self._answers_s[0] + sooner_s if self._answers_s else -math.inf
+            turns_s = (free_s - self._figures["gamma_s"] + 1e-9, free_s, answer_s)
+            times_s = [*when_s, *(turn_s for turn_s in turns_s if when_s[0] < turn_s < when_s[1])]
+            answers |= {self._worth(self._figures, time_s, tokens, free_s, answer_s) for time_s in times_s}
         return answers.pop() if len(answers) == 1 else None
 
-    def _worth(self, figures: Event, now_s: float, tokens: int) -> bool:
-        busy_s, gamma_s = max(0.0, self._free_s - now_s), figures["gamma_s"]
+    def _worth(self, figures: Event, now_s: float, tokens: int, free_s: float, answer_s: float) -> bool:
+        busy_s, gamma_s = max(0.0, free_s - now_s), figures["gamma_s"]
         gain_s = busy_s + self._takes_s(tokens)
-        answer_s = self._answers_s[0] - now_s if self._answers_s else 0.0
-        loss_s = gain_s - max(0.0, answer_s) - gamma_s
+        loss_s = gain_s - max(0.0, answer_s - now_s) - gamma_s
         return bool(busy_s <= gamma_s and self._survival * gain_s >= (1.0 - self._survival) * loss_s)
 
     def _takes_s(self, tokens: int) -> float:
