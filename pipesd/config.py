@@ -89,6 +89,8 @@ class EdgeConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if not self.tuning:
+            raise UsageError("tuning: got an empty name, wanted auto, off or a file")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -169,6 +169,11 @@ def test_what_this_version_does_not_have_is_refused_by_name() -> None:
         CloudConfig(keys="folder")
 
 
+def test_a_tuning_file_has_a_name() -> None:
+    with pytest.raises(UsageError, match="tuning: got an empty name"):
+        EdgeConfig(tuning="")
+
+
 def test_options_without_effect_are_named() -> None:
     assert GenerateConfig().without_effect() == []
     assert GenerateConfig(top_k=3, top_p=0.5, min_p=0.1, seed=3).without_effect() == ["top_k", "top_p", "min_p"]
