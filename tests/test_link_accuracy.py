@@ -24,7 +24,8 @@ from tests.programs import ROOT, Program
 pytestmark = pytest.mark.slow
 FIRST = ["nice", "-n", "-15"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # ahead of what else runs here
 needs_root = pytest.mark.skipif(bool(tun_link.why_not()), reason=tun_link.why_not() or "it can be made")
-TRIES = 3  # of 10 s, one on an idle machine
+TRIES = 4  # of 10 s, one on an idle machine
+HOSTS_MS = 0.5  # of α: what the programs at both ends, and the emulation, take beyond the link on a busy machine
 CLOUD = """
 import sys
 from tests.clouds import serving
@@ -85,9 +86,14 @@ def within(run: Any, wanted: dict[str, tuple[float, float]]) -> None:
         result = run()
         tried.append({name: result[name] or math.nan for name in wanted})
         print({"wanted": {name: value for name, (value, _) in wanted.items()}, "got": tried[-1]})
-        if all(abs(tried[-1][name] - value) <= share * value for name, (value, share) in wanted.items()):
+        if all(_near(name, tried[-1][name], value, share) for name, (value, share) in wanted.items()):
             return
     raise AssertionError(f"wanted {wanted}, got {tried}")
+
+
+def _near(name: str, got: float, value: float, share: float) -> bool:
+    beyond = HOSTS_MS if name == "alpha_ms" else 0.0
+    return -share * value <= got - value <= share * value + beyond
 
 
 WAYS = [pytest.param(by_proxy, id="proxy"), pytest.param(by_tun, id="tun", marks=needs_root)]
