@@ -8,7 +8,7 @@ import socket
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipesd.core import Mode
@@ -83,6 +83,7 @@ def test_each_draft_is_charged_at_its_last_byte() -> None:
     assert charged([STREAM]) == expected()
 
 
+@settings(max_examples=15)
 @given(st.integers(20, 3000), st.integers(0, 1 << 32))
 def test_chunks_change_nothing(most: int, seed: int) -> None:
     chance, chunks, at = random.Random(seed), list[bytes](), 0
