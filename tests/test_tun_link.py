@@ -137,12 +137,12 @@ def round_trips_s(link: TunLink, count: int, length: int = 20) -> list[float | N
 @pytest.mark.slow
 @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.05])
 def test_round_trips_are_what_was_set(delay_s: float) -> None:
-    """Within 0.5 ms, by the better half of them: the machine may be busy, which makes them longer, never shorter."""
+    """Within 1.5 ms, by the better half of them: the machine may be busy, which makes them longer, never shorter."""
     with TunLink(delay_s=delay_s, up_bytes_per_s=1e6, down_bytes_per_s=2e6) as link:
         times_s = sorted(took for took in round_trips_s(link, 40, 972) if took is not None)
     wanted_s = 2 * delay_s + 1000 / 1e6 + 1000 / 2e6
     assert len(times_s) == 40
-    assert wanted_s <= times_s[0] and times_s[20] < wanted_s + 0.5e-3
+    assert wanted_s <= times_s[0] and times_s[20] < wanted_s + 1.5e-3
 
 
 @needs_root

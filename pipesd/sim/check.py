@@ -185,7 +185,7 @@ def _reason(g: Generation, event: Event) -> Iterator[str]:
             yield f"sends {len(event['ids'])} tokens that were not due"
         elif not event["nav"] and not event["ids"] and 2 * (g.known - g.told) < g.run_ahead:
             yield "sends an empty message that says nothing new"
-        if event["nav"] and g.nav is not None and not (restated and g.rule.due and end == g.end):
+        if event["nav"] and g.nav is not None and not (restated and g.sends_due() and end == g.end):
             wanted = g.nav[0]
         elif not event["ids"]:
             wanted = end
