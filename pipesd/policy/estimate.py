@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FEWEST_SIZES = 3  # distinct ones, for a slope
 FEWEST_SAMPLES = 5
+CHANGE = 0.2  # share by which conditions are others: all three δ of the paper, as a reproduction has them
 SPREAD = 2.0  # the largest size over the smallest, for a slope
 MADN = 1.4826  # median absolute deviation to standard deviation, in normal noise
 HUBER = 1.345  # standard deviations; beyond, a sample pulls no harder than there (Huber's usual choice)
@@ -67,7 +68,7 @@ class Estimate:
 FLOORS_S = {"alpha": 5e-4, "beta": 5e-5, "gamma": 5e-5, "gap": 1e-4, "tpt": 5e-4}
 
 
-def changed(old: Estimate, new: Estimate, share: float = 0.2) -> frozenset[str]:
+def changed(old: Estimate, new: Estimate, share: float = CHANGE) -> frozenset[str]:
     """Which of `alpha beta gamma gap tpt` differ by more than `share` of the old value (PipeSD, appendix D) and by more
     than FLOORS_S. A figure known for the first time counts, one no longer known does not."""
     names = set()

@@ -63,6 +63,24 @@ class _Unlearning:
         pass
 
 
+class _Threshold:
+    """A threshold of a trigger: checked whenever it is set, and kept under its name with a `_` before it, where
+    `observe` reads it as it is."""
+
+    def __init__(self, high: float = 1.0) -> None:
+        self._high = high
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, trigger: object, owner: type) -> float:
+        value: float = getattr(trigger, f"_{self._name}")
+        return value
+
+    def __set__(self, trigger: object, value: float) -> None:
+        setattr(trigger, f"_{self._name}", checked_threshold(self._name, value, self._high))
+
+
 class DualThreshold(_Unlearning):
     """Asks when the cumulative confidence or the token's own is low (PipeSD, section 3.3).
 
@@ -76,29 +94,16 @@ class DualThreshold(_Unlearning):
     to 1, numpy's included; UsageError names the one that is not, that is NaN or bool, at construction and when set.
     """
 
+    sequence_threshold = _Threshold()  # R1
+    token_threshold = _Threshold()  # R2
+    _sequence_threshold: float
+    _token_threshold: float
+
     def __init__(self, sequence_threshold: float, token_threshold: float) -> None:
-        self._sequence_threshold = checked_threshold("sequence_threshold", sequence_threshold)
-        self._token_threshold = checked_threshold("token_threshold", token_threshold)
+        self.sequence_threshold = sequence_threshold
+        self.token_threshold = token_threshold
         self._confidence: float = 1.0
         self._observe: Callable[[float, float, float, float], tuple[float, int]] = kernel.OBSERVE.at_hand()
-
-    @property
-    def sequence_threshold(self) -> float:
-        """R1."""
-        return self._sequence_threshold
-
-    @sequence_threshold.setter
-    def sequence_threshold(self, value: float) -> None:
-        self._sequence_threshold = checked_threshold("sequence_threshold", value)
-
-    @property
-    def token_threshold(self) -> float:
-        """R2."""
-        return self._token_threshold
-
-    @token_threshold.setter
-    def token_threshold(self, value: float) -> None:
-        self._token_threshold = checked_threshold("token_threshold", value)
 
     def observe(self, p_draft: float, entropy: float = 0.0) -> str | None:
         self._confidence, rule = self._observe(
@@ -127,17 +132,11 @@ class TokenThreshold(_Unlearning):
     Thresholds are what they are for `DualThreshold`.
     """
 
+    token_threshold = _Threshold()  # R2
+    _token_threshold: float
+
     def __init__(self, token_threshold: float) -> None:
-        self._token_threshold = checked_threshold("token_threshold", token_threshold)
-
-    @property
-    def token_threshold(self) -> float:
-        """R2."""
-        return self._token_threshold
-
-    @token_threshold.setter
-    def token_threshold(self, value: float) -> None:
-        self._token_threshold = checked_threshold("token_threshold", value)
+        self.token_threshold = token_threshold
 
     def observe(self, p_draft: float, entropy: float = 0.0) -> str | None:
         return "token" if confidence(p_draft) <= self._token_threshold else None
@@ -147,17 +146,11 @@ class EntropyThreshold(_Unlearning):
     """Asks, by "entropy", when the root of the distribution's entropy (nats) is above `entropy_threshold` (SVIP,
     arXiv 2411.18462). The threshold is 0 to 100, else UsageError; an entropy that is NaN is above any."""
 
+    entropy_threshold = _Threshold(HIGHEST_ENTROPY_ROOT)  # h, in nats to the power of one half
+    _entropy_threshold: float
+
     def __init__(self, entropy_threshold: float) -> None:
-        self._entropy_threshold = checked_threshold("entropy_threshold", entropy_threshold, HIGHEST_ENTROPY_ROOT)
-
-    @property
-    def entropy_threshold(self) -> float:
-        """h, in nats to the power of one half."""
-        return self._entropy_threshold
-
-    @entropy_threshold.setter
-    def entropy_threshold(self, value: float) -> None:
-        self._entropy_threshold = checked_threshold("entropy_threshold", value, HIGHEST_ENTROPY_ROOT)
+        self.entropy_threshold = entropy_threshold
 
     def observe(self, p_draft: float, entropy: float = 0.0) -> str | None:
         return None if math.sqrt(max(entropy, 0.0)) <= self._entropy_threshold else "entropy"

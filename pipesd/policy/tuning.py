@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipesd.errors import UsageError
+from pipesd.policy.estimate import CHANGE
 from pipesd.policy.search_space import Parameter
 from pipesd.policy.strategy import Strategy
-from pipesd.policy.tuner import Tuner
+from pipesd.policy.tuner import SAMPLES, Tuner
 
 TRIAL_TOKENS = 20
-SAMPLES = 16
-CHANGE = 0.2  # share of the time per token; δ1 of the paper
 REFERENCE_TOKENS = 10 * TRIAL_TOKENS  # that a time per token is compared over
 MOST_SHARE = 0.75  # beyond, nearly every token asks: much more for the cloud to do, and on the link, for little time
 LEAST = 0.01  # thresholds below never fire in any draft of bearable length

@@ -16,8 +16,6 @@ from pipesd.policy.token_batches import FIRST_WINDOW, TokenBatchPlan, Window, pl
 from pipesd.policy.trigger import Costs
 from pipesd.policy.tuning import Tuning
 
-CHANGE = 0.2  # share; δ2 and δ3 of the paper
-
 
 class Change(NamedTuple):
     """Something that is in force from now on: `what` is `plan` or `thresholds`."""
@@ -92,7 +90,7 @@ class Updater:
         """Why to plan again (PipeSD, section 4: for another γ, α, β, or window)."""
         if self._planned_for is None:
             return "first figures"
-        names = changed(self._planned_for, estimate, CHANGE) - {"tpt"}
+        names = changed(self._planned_for, estimate) - {"tpt"}
         if self.window.tokens != self.plan.window:
             names |= {"window"}
         return f"another {', '.join(sorted(names))}" if names else None
