@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -124,6 +124,20 @@ def test_models_that_the_session_loaded_are_closed_by_it(cloud: Serving, monkeyp
     with edge(cloud.address, drafter=theirs):
         pass
     assert not theirs.closed, "what was handed in is its owner's"
+
+
+def test_nothing_is_imported_beside_the_kernels(cloud: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+    own = ScriptedDrafter(Agreement(LAW, 0.8))
+
+    def step(name: str, result: object = None) -> Callable[..., object]:
+        return lambda *_, **__: steps.append(name) or result
+
+    monkeypatch.setattr("pipesd.edge.session.import_models", step("import"))
+    monkeypatch.setattr("pipesd.edge.session.warmup", step("kernels", True))
+    monkeypatch.setattr("pipesd.edge.session.load_models", step("load", (own, ByteTokeniser())))
+    with EdgeSession(EdgeConfig(cloud=cloud.address, draft="a file", strategy="pipesd")):
+        assert steps[0] == "import" and {*steps} == {"import", "kernels", "load"}
 
 
 def test_an_event_log_that_cannot_be_written(tmp_path: Path) -> None:

@@ -51,6 +51,14 @@ class Drafter(Protocol):
     def close(self) -> None: ...
 
 
+def import_models() -> None:
+    """Import all that `load_models` needs. Where another thread imports meanwhile this comes first: modules that need
+    each other, as some of Python's own do, cannot be imported by two threads at once."""
+    from pipesd.edge import drafter, llama, tokeniser  # noqa: F401
+
+    llama.native()
+
+
 def load_models(config: EdgeConfig, *, drafter: bool) -> tuple[Drafter | None, Tokeniser]:
     """The draft model of `config` and its tokeniser; only the latter (a tenth of a second) without `drafter`."""
     from pipesd.edge.drafter import Drafter as LlamaDrafter

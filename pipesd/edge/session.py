@@ -14,7 +14,7 @@ from pipesd.core import FinishReason, Piece
 from pipesd.edge.connection import Connection, Link
 from pipesd.edge.local import generate_alone
 from pipesd.edge.loop import Loop
-from pipesd.edge.models import Drafter, Tokeniser, load_models, prompt_ids
+from pipesd.edge.models import Drafter, Tokeniser, import_models, load_models, prompt_ids
 from pipesd.edge.run import CLOSE_S, Pieces, Run
 from pipesd.edge.tuning_file import default_path
 from pipesd.errors import Cancelled, PipeSDError, UsageError
@@ -83,6 +83,10 @@ class EdgeSession:
 
     def _open(self, config: EdgeConfig) -> None:
         steering = self._loop.steering
+        needs_drafter = self.strategy.drafts or not self.strategy.uses_cloud
+        needs_models = self._tokeniser is None or (needs_drafter and self._drafter is None)
+        if needs_models:
+            import_models()
         loading = threading.Thread(target=warmup, name="pipesd-kernels", daemon=True)
         if self.strategy.batching == "dp":
             loading.start()  # beside the models
@@ -91,10 +95,10 @@ class EdgeSession:
             self._loop.connection = Connection(
                 config, self._clock, self._events, self._cancelled.is_set, link=self._link, round_trips=round_trips
             )
-        needs_drafter = self.strategy.drafts or not self.strategy.uses_cloud
-        if self._tokeniser is None or (needs_drafter and self._drafter is None):
+        if needs_models:
             self._drafter, self._tokeniser = load_models(config, drafter=needs_drafter)
             self._owned = [part for part in (self._drafter, self._tokeniser) if part is not None]
+        assert self._tokeniser is not None
         self._loop.drafter = self._drafter
         if self._loop.connection is not None:
             self._welcome = self._loop.connection.greet(self._loop.machine.session, self._tokeniser)
