@@ -58,22 +58,39 @@ class ModelInfo:
     dtype: str
 
 
+class Logprobs(NamedTuple):
+    """Log-probability (nats) of a committed id in the target's own distribution, at temperature 1 before any option,
+    and of the most probable ids, highest first."""
+
+    own: float
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of output: its text (possibly empty, while a character is incomplete) and the ids committed with it."""
+    """A stretch of output: its text (possibly empty, while a character is incomplete) and the ids committed with it.
+    `logprobs`: one for each of the ids where they were asked for, else none at all."""
 
     text: str
     token_ids: tuple[int, ...]
     origin: Origin
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 class Drawn(NamedTuple):
     """One draft token, as the draft model drew it. Probability and entropy (nats) are those of its own distribution at
-    temperature 1, whatever the sampling options."""
+    temperature 1, whatever the sampling options.
+
+    `margin`: by how much it was first of all ids, 0 (a tie) to 1; under the noise of the draw where there is any, else
+    by probability. 0 where nobody asked. `p_sent`: for methods that test draft tokens, its probability in what it was
+    drawn from, as the cloud is told.
+    """
 
     id: int
     p_draft: float
     entropy: float
+    margin: float = 0.0
+    p_sent: float | None = None
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

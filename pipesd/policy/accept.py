@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from pipesd.core import Logprobs
 from pipesd.policy.sampler import Sampler
 from pipesd.policy.sampling import Law
 
@@ -38,14 +39,6 @@ class Refusal:
 
     def told(self, tried: int) -> Refused:
         """What to tell an edge that refused the first `tried` proposals."""
-
-
-class Logprobs(NamedTuple):
-    """Log-probability (nats) of a committed id in the target's own distribution, at temperature 1 before any option,
-    and of the most probable ids, highest first."""
-
-    own: float
-    top: tuple[tuple[int, float], ...]
 
 
 class Choices(NamedTuple):
