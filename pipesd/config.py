@@ -5,21 +5,25 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import os
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from pipesd.core import LEAST_AHEAD
 from pipesd.errors import UsageError
+from pipesd.logit_bias import checked_bias
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:7421"
 BATCHINGS = ("dp", "greedy", "immediate", "none")
 TRIGGERS = ("dual", "sequence", "token", "fixed", "entropy", "gain", "adaptive")
 WAITINGS = ("draft", "idle")
+CONFIDENCES = ("probability", "margin")
+METHODS = ("noise", "rejection", "picospec")
 Config = TypeVar("Config")
 
 
@@ -31,9 +35,11 @@ def option(
     high: float | None = None,
     choices: Sequence[str] = (),
     metavar: str | None = None,
+    make: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """A field with its bounds (both included) and the help text of its flag."""
-    metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices), "metavar": metavar}
+    """A field with its bounds (both included) and the help text of its flag. `make` checks what has no such bounds, and
+    gives the value that is kept."""
+    metadata = {"help": help, "low": low, "high": high, "choices": tuple(choices), "metavar": metavar, "make": make}
     return field(default=default, metadata=metadata)
 
 
@@ -73,6 +79,12 @@ class EdgeConfig:
     entropy_threshold: float | None = option(
         None, "ask when the root of the draft's entropy is above this (entropy)", low=0, high=100
     )
+    confidence: str = option(
+        "probability",
+        "what triggers take for the confidence in a token: its probability at temperature 1, or by how much it was "
+        "ahead of all others when it was drawn",
+        choices=CONFIDENCES, metavar="NAME",
+    )  # fmt: skip
     tuning: str = option(
         "auto",
         "file that keeps what tuning learns; auto: one in the user's state folder; off: no tuning",
@@ -95,29 +107,48 @@ class EdgeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig:
-    """One generation. Raises UsageError for a value out of bounds or an option that this version does not have."""
+    """One generation. Raises UsageError for a value out of bounds and for options that do not go together."""
 
     max_tokens: int = option(256, "most tokens to generate", low=1, high=1 << 24)
-    temperature: float = option(0.0, "0: the target's most probable token, always", low=0)
-    top_k: int = option(0, "keep the k most probable tokens; 0: all", low=0)
+    temperature: float = option(0.0, "0: the target's most probable token, always", low=0, high=100)
+    top_k: int = option(0, "keep the k most probable tokens; 0: all", low=0, high=1 << 20)
     top_p: float = option(1.0, "keep the most probable tokens up to this mass", low=0, high=1)
     min_p: float = option(0.0, "drop tokens below this share of the most probable one", low=0, high=1)
+    repetition_penalty: float = option(
+        1.0, "divide the logits above 0 of tokens that occurred by this, multiply those below 0", low=0.01, high=10
+    )
+    presence_penalty: float = option(0.0, "take this off the logits of tokens that occurred", low=-2, high=2)
+    frequency_penalty: float = option(0.0, "take this off for each time that a token occurred", low=-2, high=2)
+    logit_bias: tuple[tuple[int, float], ...] = option(
+        (), "add this to the logit of one id, -inf to forbid it; may be given several times",
+        metavar="ID=BIAS", make=checked_bias,
+    )  # fmt: skip
     seed: int | None = option(None, "seed of the sampling; none: a fresh one, reported", low=0, high=(1 << 64) - 1)
+    sampling: str = option(
+        "noise",
+        "how draft tokens are compared with the target: both draw under the same noise, or each draft token is tested",
+        choices=METHODS, metavar="NAME",
+    )  # fmt: skip
+    top_mass: int = option(0, "the target's most probable ids that come down (sampling picospec)", low=0, high=1024)
+    logprobs: int | None = option(
+        None, "report log-probabilities: of each token, and of so many of the most probable ones", low=0, high=20
+    )
     stop: tuple[str, ...] = option((), "end before this text; may be given several times", metavar="TEXT")
 
     def __post_init__(self) -> None:
         check(self)
-        if self.temperature > 0:
-            raise UsageError(
-                f"temperature {self.temperature:g}: sampling is not part of this version, only temperature 0 (greedy)"
-            )
         if "" in self.stop:
             raise UsageError("a stop text is empty: it would end every output before its first character")
+        if self.sampling == "picospec" and not self.top_mass:
+            raise UsageError(
+                "sampling picospec needs top-mass: say how many of the target's most probable ids come down"
+            )
+        if self.sampling != "picospec" and self.top_mass:
+            raise UsageError(f"top-mass goes with sampling picospec, not with {self.sampling}: leave it out")
 
     def without_effect(self) -> list[str]:
         """Names of the options that were set and change nothing at temperature 0."""
-        defaults = {f.name: f.default for f in fields(self)}
-        return [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) != defaults[name]]
+        return [] if self.temperature else set_options(self, ("top_k", "top_p", "min_p", "sampling", "top_mass"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,28 +196,41 @@ class CloudConfig:
 
 def check(config: Any) -> None:
     """Types and bounds of every field of a config; raises UsageError that names the field."""
-    hints = get_type_hints(type(config))
     for f in fields(config):
-        value: Any = getattr(config, f.name)
-        kind = hints[f.name]
-        name = f.name.replace("_", "-")
-        if value is None and type(None) in get_args(kind):
-            continue
-        wanted = _base_type(kind)
-        if wanted is tuple:
-            if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
-                raise UsageError(f"{name}: got {value!r}, wanted a list of texts")
-            continue
-        whole = wanted is float and type(value) is int
-        if not (whole or _is_a(value, wanted)):
-            raise UsageError(f"{name}: got {value!r}, wanted {_NAMES[wanted]}")
-        low, high, choices = f.metadata["low"], f.metadata["high"], f.metadata["choices"]
-        if wanted in (int, float) and not _within(value, low, high):
-            raise UsageError(f"{name}: got {value!r}, wanted {_range(low, high)}")
-        if choices and value not in choices:
-            raise UsageError(f"{name}: got {value!r}, wanted one of {', '.join(filter(None, choices))}")
-        if whole:
-            object.__setattr__(config, f.name, float(value))
+        value = checked(type(config), f.name, getattr(config, f.name))
+        object.__setattr__(config, f.name, value)
+
+
+def checked(kind: type, name: str, value: Any) -> Any:
+    """The value of field `name` of the config class `kind`, as the config keeps it. Raises UsageError that names it for
+    a value of another type or out of its bounds."""
+    f = kind.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    hint = _hints(kind)[name]
+    option_name = name.replace("_", "-")
+    if value is None and type(None) in get_args(hint):
+        return None
+    if f.metadata["make"] is not None:
+        return f.metadata["make"](value)
+    wanted = _base_type(hint)
+    if wanted is tuple:
+        if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
+            raise UsageError(f"{option_name}: got {value!r}, wanted a list of texts")
+        return value
+    whole = wanted is float and type(value) is int
+    if not (whole or _is_a(value, wanted)):
+        raise UsageError(f"{option_name}: got {value!r}, wanted {_NAMES[wanted]}")
+    low, high, choices = f.metadata["low"], f.metadata["high"], f.metadata["choices"]
+    if wanted in (int, float) and not _within(value, low, high):
+        raise UsageError(f"{option_name}: got {value!r}, wanted {_range(low, high)}")
+    if choices and value not in choices:
+        raise UsageError(f"{option_name}: got {value!r}, wanted one of {', '.join(filter(None, choices))}")
+    return float(value) if whole else value
+
+
+def set_options(config: Any, names: Sequence[str]) -> list[str]:
+    """Those of `names` that are not at their defaults."""
+    defaults = {f.name: f.default for f in fields(config)}
+    return [name for name in names if getattr(config, name) != defaults[name]]
 
 
 def add_flags(parser: argparse.ArgumentParser, kind: type, *, leave_out: Sequence[str] = ()) -> None:
@@ -261,6 +305,8 @@ def read_tables(path: str | None, names: Sequence[str]) -> dict[str, dict[str, A
             raise UsageError(f"{name!r} in {file} must be a table: write [{name}]")
     return {name: tables.get(name, {}) for name in names}
 
+
+_hints = functools.cache(get_type_hints)
 
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 _METAVARS = {int: "N", float: "X", str: "TEXT"}

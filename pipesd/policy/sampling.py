@@ -73,9 +73,25 @@ class Sampling:
         return self.method is not Method.NOISE and not self.greedy
 
 
-def make_sampling(config: GenerateConfig, *, drafts_on: bool) -> Sampling:
-    """The options of a generation. `drafts_on`: the edge goes on drafting while a verdict is awaited."""
-    return Sampling(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p, min_p=config.min_p)
+def make_sampling(config: GenerateConfig, *, drafts_on: bool) -> Sampling | None:
+    """The options of a generation, None where only the highest logit is wanted. `drafts_on`: the edge goes on drafting
+    while a verdict is awaited."""
+    method = Method[config.sampling.upper()]
+    sampling = Sampling(
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        min_p=config.min_p,
+        repetition_penalty=config.repetition_penalty,
+        presence_penalty=config.presence_penalty,
+        frequency_penalty=config.frequency_penalty,
+        logit_bias=config.logit_bias,
+        method=method,
+        top_mass=config.top_mass,
+        logprobs=config.logprobs,
+        own_token=method is Method.NOISE or not drafts_on,
+    )
+    return None if sampling.plain else sampling
 
 
 def adjusted(row: Any, sampling: Sampling, prefix: Sequence[int]) -> Any:
