@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,12 @@ from pipesd.clock import VirtualClock
 from pipesd.cloud.worker import Target
 from pipesd.edge.models import Drafter, Tokeniser
 from pipesd.errors import PipeSDError, UsageError
-from pipesd.sim.drafters import Agreement, DraftScript, ScriptedDrafter, self_drafter
+from pipesd.policy.accept import Choices, Draw
+from pipesd.policy.batch_choices import greedy_choices
+from pipesd.policy.sampler import Sampler
+from pipesd.policy.sampling import Sampling
+from pipesd.sim.distributions import KeyedDistribution, draft_of, probabilities
+from pipesd.sim.drafters import Agreement, DraftScript, ScriptedDrafter, entropy_of, self_drafter
 from pipesd.sim.targets import (
     Fault,
     IrreproducibleTarget,
@@ -29,7 +35,18 @@ from pipesd.sim.targets import (
     ScriptedTarget,
     TableTarget,
 )
-from pipesd.sim.texts import EMPTY, LETTERS, KeyedText, RecordedText, continuation, folded, law_digest, state_of, unit
+from pipesd.sim.texts import (
+    EMPTY,
+    LETTERS,
+    KeyedText,
+    RecordedText,
+    continuation,
+    folded,
+    law_digest,
+    mixed,
+    state_of,
+    unit,
+)
 from pipesd.sim.tokeniser import BEGIN_ID, END_ID, ByteTokeniser, byte_vocabulary
 
 PROMPT = list(b"once upon a time")
@@ -249,7 +266,13 @@ def test_target_in_a_spawned_process(faults: tuple[Fault, ...]) -> None:
 
 @pytest.mark.parametrize(
     "target",
-    [ScriptedTarget(), TableTarget(), IrreproducibleTarget(), ReplayedTarget(RecordedText([(PROMPT, [1, 2])]))],
+    [
+        ScriptedTarget(),
+        ScriptedTarget(KeyedDistribution()),
+        TableTarget(),
+        IrreproducibleTarget(),
+        ReplayedTarget(RecordedText([(PROMPT, [1, 2])])),
+    ],
 )
 def test_every_target_can_be_pickled_with_its_slots(target: ScriptedTarget) -> None:
     prompt = [1, 2, 3] if isinstance(target, TableTarget) else PROMPT[:3]
@@ -271,6 +294,83 @@ def test_table_target_gives_its_table_whatever_the_prefix() -> None:
     assert padded.greedy([(0, [1], 1)]) == [(1,)]  # the lowest of a tie
     row = padded.forward([(0, [1], 1)])[0][0]
     assert np.isneginf(row[[0, 3, 511]]).all()
+
+
+# -- real distributions
+
+
+def test_a_keyed_distribution_is_a_function_of_the_prefix() -> None:
+    law = KeyedDistribution(3, range(1, 9), 2.0, end_id=9)
+    rows = np.array([law.row(mixed(state), 16) for state in range(4000)])
+    assert np.isneginf(rows[:, [0, *range(10, 16)]]).all() and (rows[:, 9] == -4.0).all()
+    assert abs(rows[:, 1:9].mean()) < 0.05 and rows[:, 1:9].std() == pytest.approx(2.0, abs=0.03)
+    assert np.abs(np.corrcoef(rows[:, 1:9].T) - np.eye(8)).max() < 0.08  # five standard deviations
+    copy = pickle.loads(pickle.dumps(law))
+    assert np.array_equal(copy.row(mixed(7), 16), rows[7]) and law.choice(mixed(7)) == rows[7].argmax()
+    assert not np.array_equal(KeyedDistribution(4, range(1, 9), 2.0, end_id=9).row(mixed(7), 16), rows[7])
+    assert law.row(mixed(7), 12).shape == (12,) and KeyedDistribution(floor=-9.0).row(1, 128).min() == -9.0
+    with pytest.raises(ValueError, match="read-only"):
+        law.row(1, 16)[3] = 0.0  # rows are shared
+
+
+@pytest.mark.parametrize("agreement", [0.0, 0.3, 0.8, 1.0])
+def test_a_draft_of_a_distribution_is_as_good_as_asked(agreement: float) -> None:
+    law = KeyedDistribution(3, range(8), 2.0)
+    draft = draft_of(law, agreement, seed=1)
+    overlap = np.mean(
+        [
+            np.minimum(probabilities(law.row(state, 8)), probabilities(draft.row(state, 8))).sum()
+            for state in map(mixed, range(500))
+        ]
+    )
+    assert overlap == pytest.approx({0.0: 0.35, 0.3: 0.48, 0.8: 0.86, 1.0: 1.0}[agreement], abs=0.04)
+    assert draft_of(law, agreement, seed=1) == draft != draft_of(law, agreement, seed=2)
+
+
+def test_stand_ins_draw_from_their_distributions() -> None:
+    """Drafter and target of one law draw the same under one sampler, and the probability is that at temperature 1."""
+    law, vocabulary = KeyedDistribution(3, range(8), 2.0), byte_vocabulary(8)
+    sampler = Sampler(Sampling(temperature=0.7), seed=5)
+    drafter = ScriptedDrafter(draft_of(law, 1.0), vocabulary)
+    drafter.extend([1, 2, 3])
+    drawn = [drafter.draft(sampler) for _ in range(20)]
+    ids = [guess.id for guess in drawn]
+    assert len(set(ids)) > 3 and 0.0 < min(guess.margin for guess in drawn) < 1.0
+    target = ScriptedTarget(law, vocabulary)
+    [choices] = target.sample([(0, [1, 2, 3, *ids], 21)], [Draw(sampler, (1, 2, 3), ids)])
+    assert choices.accepted == 20 and list(choices.ids[:20]) == ids
+    share = probabilities(target.forward([(1, [1, 2, 3], 1)])[0][0])
+    assert drawn[0].p_draft == pytest.approx(share[ids[0]])
+    assert drawn[0].entropy == pytest.approx(-(share * np.log(share)).sum())
+    drafter.rollback(3)
+    assert drafter.draft().id == share.argmax(), "without a sampler the highest"
+
+
+@pytest.mark.parametrize("p_draft", [0.0, 0.3, 1.0])
+def test_a_guess_has_its_probability_when_it_is_drawn(p_draft: float) -> None:
+    drafter = ScriptedDrafter(DraftScript([4], [p_draft], start=1), byte_vocabulary(8))
+    drafter.extend([1])
+    found: Counter[int] = Counter()
+    for seed in range(300):
+        drawn = drafter.draft(Sampler(Sampling(temperature=1.0), seed))
+        found[drawn.id] += 1
+        wanted = p_draft if drawn.id == 4 else (1 - p_draft) / 7
+        assert drawn.p_draft == pytest.approx(wanted)
+        assert drawn.entropy == pytest.approx(entropy_of(p_draft, 8))
+        drafter.rollback(1)
+    assert found[4] == pytest.approx(300 * p_draft, abs=32)  # four standard deviations
+
+
+def test_a_pass_draws_for_some_and_takes_the_highest_for_others() -> None:
+    law = KeyedDistribution(3, range(8), 2.0)
+    target, sampler = ScriptedTarget(law, byte_vocabulary(8)), Sampler(Sampling(temperature=1.0), seed=5)
+    alone = ScriptedTarget(law, byte_vocabulary(8))
+    [wanted] = alone.sample([(0, [1, 2, 3], 2)], [Draw(sampler, (1, 2), (3,))])
+    highest = alone.greedy([(1, [1, 2, 3], 2)])[0]
+    fed = [(0, [1, 2, 3], 2), (1, [1, 2, 3], 2), (2, [5], 0)]
+    got = target.sample(fed, [Draw(sampler, (1, 2), (3,)), None, None])
+    assert got == [wanted, Choices(highest, int(highest[0] == 3)), Choices((), 0)]
+    assert greedy_choices(fed[1:], [highest, ()]) == got[1:]
 
 
 def test_irreproducible_target_says_other_ids_when_asked_again() -> None:
@@ -340,7 +440,7 @@ def follow(drafter: ScriptedDrafter, law: KeyedText, count: int) -> tuple[int, l
     wrong: list[float] = []
     for _ in range(count):
         said = law.choice(state_of(drafter.ids))
-        token_id, p_draft, _ = drafter.draft()
+        token_id, p_draft = drafter.draft()[:2]
         (right if token_id == said else wrong).append(p_draft)
         hits += token_id == said
         drafter.rollback(len(drafter) - 1)
@@ -481,8 +581,8 @@ def test_wrong_guesses_can_be_end_ids_and_confidence_can_lie() -> None:
     drafter = ScriptedDrafter(Agreement(law, 0.3, wrong=[END_ID, 300], confidence=0.99))
     drafter.extend(PROMPT)
     guesses = [drafter.draft() for _ in range(60)]
-    assert {p for _, p, _ in guesses} == {0.99}
-    assert {i for i, _, _ in guesses} - set(LETTERS) == {END_ID, 300}
+    assert {guess.p_draft for guess in guesses} == {0.99}
+    assert {guess.id for guess in guesses} - set(LETTERS) == {END_ID, 300}
 
 
 # -- vocabulary and tokeniser

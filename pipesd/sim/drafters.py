@@ -10,10 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from pipesd.clock import Clock, SystemClock
 from pipesd.core import Drawn, Vocabulary
+from pipesd.policy.sampler import Choice
+from pipesd.sim.distributions import Distribution, Row, probabilities
 from pipesd.sim.texts import EMPTY, LETTERS, Law, folded, mixed, unit
 from pipesd.sim.tokeniser import byte_vocabulary
 
@@ -86,6 +90,12 @@ class DraftScript:
         return self.ids[at], self.probabilities if isinstance(self.probabilities, float) else self.probabilities[at]
 
 
+class Chooser(Protocol):
+    """What draws a token, as `Sampler` does."""
+
+    def choose(self, row: Any, position: int, prefix: Sequence[int]) -> Choice | None: ...
+
+
 def entropy_of(p: float, ids: int) -> float:
     """Entropy (nats) of one id at probability `p` while the `ids` - 1 others, at least one, share the rest evenly."""
     own = p * math.log(p) if p > 0.0 else 0.0
@@ -93,8 +103,15 @@ def entropy_of(p: float, ids: int) -> float:
     return max(0.0, -own - rest)
 
 
+def _entropy(share: Any) -> float:
+    """Entropy (nats) of probabilities."""
+    some = share[share > 0.0]
+    return max(0.0, float(-(some * np.log(some)).sum()))
+
+
 class ScriptedDrafter:
-    """Drafts what `proposal` says.
+    """Drafts what `proposal` says. With a sampler it draws from the logits of a `Distribution`; other proposals give
+    their guess its probability, and all other ids share the rest evenly.
 
     `gamma_s` is what one draft, `prefill_s` what each further id fed lasts by `clock`. `drawn` counts the drafts,
     `fed` the ids that went through the cache, so a test can see that a prefix was reused. No draft goes beyond
@@ -164,18 +181,43 @@ class ScriptedDrafter:
         self._last(fed * self.prefill_s)
         return len(self._ids) - len(self._cache)
 
-    def draft(self) -> Drawn:
-        """Feed what is pending; the id guessed next, which becomes pending, with its probability and the entropy of a
-        distribution in which all other ids of the vocabulary share the rest evenly."""
+    def draft(self, sampler: Chooser | None = None) -> Drawn:
+        """Feed what is pending; the id guessed next, or drawn by `sampler`, which becomes pending, with probability and
+        entropy at temperature 1."""
         self._check()
         assert self._ids, "a draft behind no ids"
         assert self.room, f"a draft behind {len(self._ids)} ids, the context is {self.context}"
         fed = self._feed(len(self._ids))
-        token_id, p_draft = self.proposal.propose(len(self._ids), self._states[-1])
-        self._ids.append(token_id)
+        drawn = self._guessed() if sampler is None else self._drawn(sampler)
+        self._ids.append(drawn.id)
         self.drawn += 1
         self._last(self.gamma_s + max(0, fed - 1) * self.prefill_s)
+        return drawn
+
+    def _guessed(self) -> Drawn:
+        position, state = len(self._ids), self._states[-1]
+        token_id, p_draft = self.proposal.propose(position, state)
+        if isinstance(self.proposal, Distribution):
+            share = probabilities(self.proposal.row(state, self.vocabulary.real_size))
+            return Drawn(token_id, p_draft, _entropy(share))
         return Drawn(token_id, p_draft, entropy_of(p_draft, self.vocabulary.size))
+
+    def _drawn(self, sampler: Chooser) -> Drawn:
+        row = self.row(len(self._ids), self._states[-1])
+        choice = sampler.choose(row, len(self._ids), self._ids)
+        assert choice is not None, f"no id can be drawn from {row}"
+        share = probabilities(row)
+        return Drawn(choice.id, float(share[choice.id]), _entropy(share), choice.margin)
+
+    def row(self, position: int, state: int) -> Row:
+        """The logits of what may follow."""
+        width = self.vocabulary.real_size
+        if isinstance(self.proposal, Distribution):
+            return self.proposal.row(state, width)
+        token_id, p_draft = self.proposal.propose(position, state)
+        row = np.full(width, -np.inf if p_draft >= 1.0 else math.log((1.0 - p_draft) / (width - 1)), np.float32)
+        row[token_id] = math.log(p_draft) if p_draft > 0.0 else -np.inf
+        return row
 
     def close(self) -> None:
         """No call may follow, but another `close`."""

@@ -1,9 +1,9 @@
 """Target models without weights: they keep one list of ids a slot, as a real one keeps a cache, and check their caller.
 
-Each has the interface of the real target: `length`, `truncate`, `forward`, `greedy`, `pass_ms`, `info`, `vocabulary`,
-`slots`. A wrong call (a slot out of range, ids past the context or the vocabulary, more rows than ids, a slot twice in
-one pass) is an assertion, so the bookkeeping of whoever calls is tested by using them. All can be pickled, and so can
-`functools.partial(ScriptedTarget, …)`, the usual factory for a worker in another process.
+Each has the interface of the real target: `length`, `truncate`, `forward`, `greedy`, `sample`, `pass_ms`, `info`,
+`vocabulary`, `slots`. A wrong call (a slot out of range, ids past the context or the vocabulary, more rows than ids, a
+slot twice in one pass) is an assertion, so the bookkeeping of whoever calls is tested by using them. All can be
+pickled, and so can `functools.partial(ScriptedTarget, …)`, the usual factory for a worker in another process.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ import numpy.typing as npt
 from pipesd.clock import Clock, SystemClock
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.errors import UsageError
+from pipesd.policy.accept import Choices, Draw
+from pipesd.policy.batch_choices import Batch, drawn_choices
+from pipesd.sim.distributions import Distribution, TableDistribution
 from pipesd.sim.texts import EMPTY, KeyedText, Law, RecordedText, folded, law_digest
 from pipesd.sim.tokeniser import byte_vocabulary
 
-Batch = Sequence[tuple[int, Sequence[int], int]]  # (slot, ids, rows)
 Logits = npt.NDArray[np.float32]  # (rows, width)
 
 ENDLESS = KeyedText()
@@ -67,7 +69,7 @@ _SPOILED = {"nan": (None, np.nan), "one-nan": (1, np.nan), "inf": (1, np.inf)}  
 
 
 class ScriptedTarget:
-    """Says what a `Law` says. Its logits are flat but for the chosen id.
+    """Says what a `Law` says. Its logits are those of a `Distribution`, else flat but for the chosen id.
 
     `pass_s` and `token_s` pace it: each pass lasts that long and so much more for each id, by `clock`.
     `passes` counts the passes, `fed` the ids that went through them.
@@ -148,6 +150,10 @@ class ScriptedTarget:
             results = [(-1,) * len(r) if b[0] in spoiled else r for b, r in zip(batch, results, strict=True)]
         return results
 
+    def sample(self, batch: Batch, draws: Sequence[Draw | None]) -> list[Choices]:
+        """The same pass; what each draw makes of its entry's logits, without one the arg-max ids."""
+        return drawn_choices(batch, self.forward(batch), draws)
+
     def _begin(self, batch: Batch) -> list[Fault]:
         """Check and count the pass, let it last, raise what is due; the faults that spoil logits are returned."""
         seen = [slot for slot, _, _ in batch]
@@ -188,6 +194,10 @@ class ScriptedTarget:
 
     def _logits(self, states: Sequence[int]) -> Logits:
         logits = np.zeros((len(states), self.vocabulary.size), np.float32)
+        if isinstance(self.law, Distribution):
+            for i, state in enumerate(states):
+                logits[i] = self.law.row(state, self.vocabulary.size)
+            return logits
         logits[np.arange(len(states)), self._arg_max(states)] = PEAK
         return logits
 
@@ -206,15 +216,7 @@ class TableTarget(ScriptedTarget):
         assert math.isclose(sum(table), 1.0), f"not a distribution: {table}"
         vocabulary = byte_vocabulary(len(table)) if vocabulary is None else vocabulary
         assert vocabulary.size >= len(table), f"{len(table)} probabilities for {vocabulary.size} ids"
-        self.probabilities = np.zeros(vocabulary.size)
-        self.probabilities[: len(table)] = table
-        law = KeyedText(0, (int(np.argmax(self.probabilities)),))
-        super().__init__(law, vocabulary, **{"name": "table", **settings})
-
-    def _logits(self, states: Sequence[int]) -> Logits:
-        with np.errstate(divide="ignore"):
-            row = np.log(self.probabilities).astype(np.float32)
-        return np.tile(row, (len(states), 1))
+        super().__init__(TableDistribution(tuple(table)), vocabulary, **{"name": "table", **settings})
 
 
 class ReplayedTarget(ScriptedTarget):
