@@ -112,16 +112,6 @@ class Choice:
         return self._members[value]
 
 
-class Nil:
-    """A place that is kept and still empty."""
-
-    def pack(self, value: Any) -> None:
-        if value is not None:
-            raise Unfit(describe(value), "None, the only value of this version")
-
-    unpack = pack
-
-
 class Fixed:
     """Exactly `size` bytes."""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from pipesd.core import Mode
+from pipesd.policy.accept import Refused
 from pipesd.protocol import messages as m
 from pipesd.protocol.fields import (
     U16,
@@ -21,7 +22,6 @@ from pipesd.protocol.fields import (
     Fixed,
     Ids,
     Int,
-    Nil,
     Optional,
     Pieces,
     Probabilities,
@@ -30,6 +30,7 @@ from pipesd.protocol.fields import (
     describe,
 )
 from pipesd.protocol.messages import Counters, Kind, Message, WireError
+from pipesd.protocol.sampling_fields import LawPairs, LogprobsOfIds, Options, count_of
 from pipesd.protocol.vocabulary import BLOCK, BLOCK_HASH_BYTES, HASH_BYTES
 
 _U16, _U32, _U64 = Int(U16), Int(U32), Int(U64)
@@ -83,7 +84,18 @@ def _verdict_to_wire(row: Row) -> Row:
         numbers = {name: _fit("VERDICT", name, _U32.pack, value) for name, value in counters._asdict().items()}
     else:
         raise WireError("VERDICT", "counters", describe(counters), "Counters or None")
-    return row | numbers | {"flags": row["more"] | row["rejected"] << 1}
+    refused = row.pop("refused")
+    if refused is not None and not isinstance(refused, Refused):
+        raise WireError("VERDICT", "refused", describe(refused), "Refused or None")
+    law = first = None
+    if refused is not None:
+        law = _fit("VERDICT", "law", _LAW.pack, refused.pairs)
+        first = _fit("VERDICT", "first", _FIRST.pack, refused.first)
+        _check_first(first, len(law) // 8)
+    _check_law(row["rejected"], law)
+    if row["logprobs"] is not None:
+        _check_logprobs(count_of(row["logprobs"]), len(row["ids"]) // 4)
+    return row | numbers | {"flags": row["more"] | row["rejected"] << 1, "law": law, "first": first}
 
 
 def _verdict_to_message(row: Row) -> Row:
@@ -92,7 +104,32 @@ def _verdict_to_message(row: Row) -> Row:
     if any(number is not None for number in numbers):
         pairs = zip(Counters._fields, numbers, strict=True)
         counters = Counters(*(_fit("VERDICT", name, _U32.unpack, number) for name, number in pairs))
-    return row | {"more": flags & 1 == 1, "rejected": flags & 2 == 2, "counters": counters}
+    law, first = row.pop("law"), row.pop("first")
+    _check_law(flags & 2, law)
+    _check_first(first, len(law or ()))
+    if row["logprobs"] is not None:
+        _check_logprobs(len(row["logprobs"]), len(row["ids"]))
+    refused = None if law is None else Refused(law, first)
+    return row | {"more": flags & 1 == 1, "rejected": flags & 2 == 2, "counters": counters, "refused": refused}
+
+
+def _check_law(rejected: int, law: Any) -> None:
+    if bool(rejected) != (law is not None):
+        got, wanted = ("nothing", "a distribution with `rejected`") if rejected else ("one", "none without `rejected`")
+        raise WireError("VERDICT", "law", got, wanted)
+
+
+def _check_first(first: int | None, count: int) -> None:
+    """The number of the proposal behind the last one must fit DRAFT.tried."""
+    if first is not None and (not count or first + count > U32):
+        raise WireError(
+            "VERDICT", "first", str(first), f"the number of the first of {count} proposals, all below 2**32"
+        )
+
+
+def _check_logprobs(of: int, ids: int) -> None:
+    if of != ids:
+        raise WireError("VERDICT", "logprobs", f"those of {of} ids", f"as many as ids, {ids}")
 
 
 class _Anything:
@@ -106,6 +143,7 @@ class _Anything:
 
 _AHEAD: dict[str, Codec] = {"session": _U64, "opening": _U32, "epoch": _U32, "pos": _U32, "ids": _IDS}
 _P_DRAFT = Optional(Probabilities(m.MAX_IDS))
+_LAW, _FIRST, _LOGPROBS = LawPairs(m.MAX_PAIRS), Optional(_U32), Optional(LogprobsOfIds(m.MAX_IDS))
 LAYOUTS: dict[int, _Layout] = {
     Kind.HELLO: _plain(
         m.Hello, 1, major=_U16, minor=_U16, features=_U32, vocabulary_size=_U32, vocabulary_hash=_HASH,
@@ -119,19 +157,20 @@ LAYOUTS: dict[int, _Layout] = {
     ),
     Kind.OPEN: _plain(
         m.Open, 0, major=_U16, base=_U32, digest=_HASH, ids=Ids(m.MAX_IDS_OPEN), limit=_U32, stop_ids=_STOP_IDS,
-        sampling=Nil(), seed=_U64, mode=Choice(Mode), model_fingerprint=_HASH, vocabulary_hash=_HASH,
+        sampling=Optional(Options()), seed=_U64, mode=Choice(Mode), model_fingerprint=_HASH, vocabulary_hash=_HASH,
     ),
     Kind.OPENED: _plain(m.Opened, 0, limit=_U32, draft_ahead=_U32, run_ahead=_U32, pass_ms=_U32),
     Kind.DRAFT: _Layout(
         m.Draft,
-        _AHEAD | {"known": _U32, "nav": _BOOL, "again": _BOOL, "p_draft": _P_DRAFT},
-        _AHEAD | {"lag": Int(U32, -U32), "flags": _FLAGS, "p_draft": _P_DRAFT},
+        _AHEAD | {"known": _U32, "nav": _BOOL, "again": _BOOL, "p_draft": _P_DRAFT, "tried": Optional(_U32)},
+        _AHEAD | {"lag": Int(U32, -U32), "flags": _FLAGS, "p_draft": _P_DRAFT, "tried": Optional(_U32)},
         7, _draft_to_wire, _draft_to_message,
     ),
     Kind.VERDICT: _Layout(
         m.Verdict,
-        _AHEAD | {"more": _BOOL, "rejected": _BOOL, "counters": _Anything()},
-        _AHEAD | {"flags": _FLAGS} | _COUNTERS,
+        _AHEAD
+        | {"more": _BOOL, "rejected": _BOOL, "counters": _Anything(), "refused": _Anything(), "logprobs": _LOGPROBS},
+        _AHEAD | {"flags": _FLAGS} | _COUNTERS | {"law": Optional(_LAW), "first": _FIRST, "logprobs": _LOGPROBS},
         6, _verdict_to_wire, _verdict_to_message,
     ),
     Kind.RESEND: _plain(m.Resend, 0, epoch=_U32, pos=_U32),

@@ -9,23 +9,27 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-from pipesd.core import Mode, ModelInfo, Vocabulary
+from pipesd.core import Logprobs, Mode, ModelInfo, Vocabulary
 from pipesd.errors import ProtocolError
+from pipesd.policy.accept import Refused
+from pipesd.policy.sampling import Sampling
 
 MAJOR = 1  # a peer of another major version is refused
-MINOR = 0  # raised when optional fields are added
-FEATURES = 0  # feature bits of this version: none yet
+MINOR = 1  # raised when optional fields are added
+SAMPLING = 1  # feature bit: OPEN.sampling, and what it needs in DRAFT and VERDICT
+FEATURES = SAMPLING  # feature bits of this version
 
 MAX_IDS_OPEN = 1 << 18  # prompt and committed ids of one OPEN
 ID_BYTES = 4  # of an id in a message
 MAX_IDS = 4096  # ids of one DRAFT or VERDICT
+MAX_PAIRS = 1024  # ids of a VERDICT's distribution
 MAX_STOP_IDS = 64
 MAX_NAME_BYTES = 256  # model, device and dtype, each in UTF-8
 MAX_TEXT_BYTES = 1024  # text of an ERROR, in UTF-8
 MAX_PROBE_BYTES = 1 << 18  # payload of PROBE and PROBED
 MAX_VOCABULARY = 1 << 20  # ids of a vocabulary
 MAX_BLOCK_PIECES_BYTES = 1 << 18  # packed pieces of one block in a WELCOME
-MAX_MESSAGE_BYTES = (1 << 20) + (1 << 12)  # any public message: the longest OPEN and its other fields
+MAX_MESSAGE_BYTES = (1 << 20) + (1 << 14)  # any public message: the longest OPEN and its other fields
 MAX_INTERNAL_BYTES = 1 << 25  # any message between worker and front: the longest READY
 MAX_FIELDS = 64  # fields of one message, those of later minor versions included
 
@@ -137,7 +141,7 @@ class Welcome(NamedTuple):
 class Open(NamedTuple):
     """Edge: a generation begins behind `base` ids that the cloud should hold (proved by `digest`) and `ids`.
 
-    `limit` is the committed length at which to stop. `sampling` None is greedy.
+    `limit` is the committed length at which to stop. `sampling` None: the highest logit and nothing else.
     """
 
     session: int
@@ -147,7 +151,7 @@ class Open(NamedTuple):
     ids: tuple[int, ...]
     limit: int
     stop_ids: tuple[int, ...]
-    sampling: None
+    sampling: Sampling | None
     seed: int
     mode: Mode
     model_fingerprint: bytes
@@ -169,7 +173,8 @@ class Opened(NamedTuple):
 class Draft(NamedTuple):
     """Edge: draft tokens from absolute position `pos` on; `known` ids are committed here.
 
-    `p_draft` gives each id's probability in the draft model, rounded to float16 on the wire.
+    `p_draft`, for a method that tests: each id's probability in the distribution that it was drawn from, rounded up to
+    a float16. `tried`: so many of what the target proposed in the place of a refused id were refused too, send more.
     """
 
     session: int
@@ -181,6 +186,7 @@ class Draft(NamedTuple):
     nav: bool = False
     again: bool = False
     p_draft: tuple[float, ...] | None = None
+    tried: int | None = None
 
 
 class Counters(NamedTuple):
@@ -193,7 +199,11 @@ class Counters(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Cloud: the ids committed from `pos` on. `more`: it goes on unasked; `rejected`: a draft token was refused."""
+    """Cloud: the ids committed from `pos` on. `more`: it goes on unasked.
+
+    `rejected`: the draft token behind `ids` was refused by a method that tests, and the edge draws what stands there,
+    from `refused`; both or neither. `logprobs`: one for each of `ids`, where OPEN asked for them.
+    """
 
     session: int
     opening: int
@@ -203,6 +213,8 @@ class Verdict(NamedTuple):
     more: bool = False
     rejected: bool = False
     counters: Counters | None = None
+    refused: Refused | None = None
+    logprobs: tuple[Logprobs, ...] | None = None
 
 
 class Resend(NamedTuple):

@@ -77,6 +77,7 @@ from pipesd.protocol.messages import (
     MAX_STOP_IDS,
     MAX_TEXT_BYTES,
     MINOR,
+    SAMPLING,
     Beat,
     Cancel,
     Close,
@@ -105,10 +106,10 @@ from pipesd.protocol.messages import (
 
 __all__ = [
     "FEATURES", "FROM_CLOUD", "FROM_EDGE", "MAJOR", "MAX_IDS", "MAX_IDS_OPEN", "MAX_INTERNAL_BYTES",
-    "MAX_MESSAGE_BYTES", "MAX_PROBE_BYTES", "MAX_STOP_IDS", "MAX_TEXT_BYTES", "MINOR", "Beat", "Cancel", "Close",
-    "Counters", "Draft", "Error", "ErrorCode", "FromCloud", "FromEdge", "Gone", "Hello", "Internal", "Kind", "Message",
-    "Open", "Opened", "Probe", "ProbeStatus", "Probed", "Ready", "Resend", "Verdict", "Welcome", "WireError",
-    "check_version", "decode", "encode",
+    "MAX_MESSAGE_BYTES", "MAX_PROBE_BYTES", "MAX_STOP_IDS", "MAX_TEXT_BYTES", "MINOR", "SAMPLING", "Beat", "Cancel",
+    "Close", "Counters", "Draft", "Error", "ErrorCode", "FromCloud", "FromEdge", "Gone", "Hello", "Internal", "Kind",
+    "Message", "Open", "Opened", "Probe", "ProbeStatus", "Probed", "Ready", "Resend", "Verdict", "Welcome",
+    "WireError", "check_version", "decode", "encode",
 ]  # fmt: skip
 
 
@@ -193,10 +194,10 @@ def _are_counters(numbers: tuple[Any, ...]) -> bool:
 
 
 def _encode_draft(message: Draft) -> bytes | None:
-    session, opening, epoch, pos, ids, known, nav, again, p_draft = message
+    session, opening, epoch, pos, ids, known, nav, again, p_draft, tried = message
     if not (
         type(session) is int and type(opening) is int and type(epoch) is int and type(pos) is int
-        and type(known) is int and type(nav) is bool and type(again) is bool and p_draft is None
+        and type(known) is int and type(nav) is bool and type(again) is bool and p_draft is None and tried is None
         and type(ids) is tuple and len(ids) <= _MOST_QUICK_IDS
         and not session >> 64 and not (opening | epoch | pos | known) >> 32
     ):  # fmt: skip
@@ -211,10 +212,11 @@ def _encode_draft(message: Draft) -> bytes | None:
 
 
 def _encode_verdict(message: Verdict) -> bytes | None:
-    session, opening, epoch, pos, ids, more, rejected, counters = message
+    session, opening, epoch, pos, ids, more, rejected, counters, refused, logprobs = message
     if not (
         type(session) is int and type(opening) is int and type(epoch) is int and type(pos) is int
-        and type(more) is bool and type(rejected) is bool and type(ids) is tuple and len(ids) <= _MOST_QUICK_IDS
+        and type(more) is bool and rejected is False and refused is None and logprobs is None
+        and type(ids) is tuple and len(ids) <= _MOST_QUICK_IDS
         and not session >> 64 and not (opening | epoch | pos) >> 32
     ):  # fmt: skip
         return None
@@ -230,7 +232,7 @@ def _encode_verdict(message: Verdict) -> bytes | None:
         return None
     if not packed[3::4].isascii():
         return None
-    return _packers.pack((_VERDICT, session, opening, epoch, pos, packed, more | rejected << 1, *numbers))
+    return _packers.pack((_VERDICT, session, opening, epoch, pos, packed, int(more), *numbers))
 
 
 def _decode_draft(fields: tuple[Any, ...]) -> Draft | None:
@@ -245,7 +247,7 @@ def _decode_draft(fields: tuple[Any, ...]) -> Draft | None:
     ):  # fmt: skip
         return None
     ids = _UNPACK_IDS[size >> 2](packed)
-    return _new(Draft, (session, opening, epoch, pos, ids, known, flags & 1 == 1, flags >= 2, None))
+    return _new(Draft, (session, opening, epoch, pos, ids, known, flags & 1 == 1, flags >= 2, None, None))
 
 
 def _decode_verdict(fields: tuple[Any, ...]) -> Verdict | None:
@@ -261,12 +263,12 @@ def _decode_verdict(fields: tuple[Any, ...]) -> Verdict | None:
     if not (
         type(session) is int and type(opening) is int and type(epoch) is int and type(pos) is int
         and type(flags) is int and type(packed) is bytes
-        and session >= 0 and not (opening | epoch | pos) >> 32 and not flags >> 2
+        and session >= 0 and not (opening | epoch | pos) >> 32 and not flags >> 1
         and not (size := len(packed)) & 3 and size <= 4 * _MOST_QUICK_IDS and packed[3::4].isascii()
     ):  # fmt: skip
         return None
     ids = _UNPACK_IDS[size >> 2](packed)
-    return _new(Verdict, (session, opening, epoch, pos, ids, flags & 1 == 1, flags >= 2, counters))
+    return _new(Verdict, (session, opening, epoch, pos, ids, flags == 1, False, counters, None, None))
 
 
 _QUICK_ENCODE: dict[Any, Callable[[Any], bytes | None]] = {Draft: _encode_draft, Verdict: _encode_verdict}

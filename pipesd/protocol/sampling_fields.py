@@ -1,0 +1,209 @@
+"""The fields of sampling: its options in OPEN, the target's distribution and log-probabilities in VERDICT.
+
+Codecs as those of `fields`; `wire` says how each looks byte by byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pipesd.core import Logprobs
+from pipesd.errors import UsageError
+from pipesd.policy.sampling import MOST_BIASED, MOST_LOGPROBS, Method, Sampling
+from pipesd.protocol.fields import Unfit, describe
+
+_OPTIONS = struct.Struct("<BBdIdddddHB")
+_OWN_TOKEN = 1
+_NO_LOGPROBS = 255
+_PAIR_BYTES = 8
+_FLOAT32_ONE = 0x3F800000  # bits of 1.0; non-negative float32 values are ordered as their bits are, NaN above them
+_MOST_ID = (1 << 31) - 1
+
+
+class Options:
+    """A `Sampling`."""
+
+    def pack(self, value: Any) -> bytes:
+        if type(value) is not Sampling:
+            raise Unfit(describe(value), "Sampling or None")
+        s = value
+        try:
+            head = _OPTIONS.pack(
+                s.method, _OWN_TOKEN if s.own_token else 0, s.temperature, s.top_k, s.top_p, s.min_p,
+                s.repetition_penalty, s.presence_penalty, s.frequency_penalty, s.top_mass,
+                _NO_LOGPROBS if s.logprobs is None else s.logprobs,
+            )  # fmt: skip
+            return head + _pack_pairs(s.logit_bias)
+        except (struct.error, OverflowError) as error:
+            raise Unfit(f"an option out of range: {error}", "options within the ranges of the protocol") from None
+
+    def unpack(self, value: Any) -> Sampling:
+        wanted = f"{_OPTIONS.size} bytes and {_PAIR_BYTES} for each of at most {MOST_BIASED} biases"
+        most = _OPTIONS.size + MOST_BIASED * _PAIR_BYTES
+        if type(value) is not bytes or not _OPTIONS.size <= len(value) <= most:
+            raise Unfit(describe(value), wanted)
+        if (len(value) - _OPTIONS.size) % _PAIR_BYTES:
+            raise Unfit(describe(value), wanted)
+        method, flags, temperature, top_k, top_p, min_p, *penalties, top_mass, logprobs = _OPTIONS.unpack_from(value)
+        if method not in _METHODS:
+            raise Unfit(f"method {method}", f"a method: {', '.join(map(str, _METHODS))}")
+        if flags & ~_OWN_TOKEN:
+            raise Unfit(f"flags {flags}", f"flags of {_OWN_TOKEN} at most")
+        try:
+            return Sampling(
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                repetition_penalty=penalties[0],
+                presence_penalty=penalties[1],
+                frequency_penalty=penalties[2],
+                logit_bias=_unpack_pairs(value[_OPTIONS.size :]),
+                method=Method(method),
+                top_mass=top_mass,
+                logprobs=None if logprobs == _NO_LOGPROBS else logprobs,
+                own_token=flags == _OWN_TOKEN,
+            )
+        except UsageError as error:
+            raise Unfit(f"impossible options: {error}", "options that can be used") from None
+
+
+_METHODS = tuple(int(method) for method in Method)
+
+
+class LawPairs:
+    """1 to `most` pairs (id, probability), with one above 0 among them."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def pack(self, value: Any) -> bytes:
+        pairs = _checked_pairs(value)
+        self._check_count(len(pairs))
+        for _, p in pairs:
+            if not 0.0 <= p <= 1.0:
+                raise Unfit(describe(p), "probabilities from 0 to 1")
+        packed = _pack_pairs((token, p + 0.0) for token, p in pairs)  # + 0.0 makes -0.0 positive
+        self._check_sum(packed)
+        return packed
+
+    def unpack(self, value: Any) -> tuple[tuple[int, float], ...]:
+        if type(value) is not bytes or len(value) % _PAIR_BYTES:
+            raise Unfit(describe(value), f"packed pairs of {_PAIR_BYTES} bytes each")
+        self._check_count(len(value) // _PAIR_BYTES)
+        pairs = _unpack_pairs(value)
+        bits = struct.unpack(f"<{len(value) // 4}I", value)[1::2]
+        if max(bits) > _FLOAT32_ONE:
+            raise Unfit(describe(pairs[bits.index(max(bits))][1]), "probabilities from 0 to 1")
+        self._check_sum(value)
+        return pairs
+
+    def _check_count(self, count: int) -> None:
+        if not 1 <= count <= self._most:
+            raise Unfit(f"{count} pairs", f"1 to {self._most} pairs")
+
+    @staticmethod
+    def _check_sum(packed: bytes) -> None:
+        if not any(struct.unpack(f"<{len(packed) // 4}I", packed)[1::2]):
+            raise Unfit("probabilities that are all 0", "one above 0")
+
+
+class LogprobsOfIds:
+    """A `Logprobs` for each of at most `most` ids, all with as many of the most probable ids."""
+
+    _wanted = "log-probabilities of at most 0, as many for each id"
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def pack(self, value: Any) -> bytes:
+        if not isinstance(value, tuple | list) or not all(isinstance(entry, Logprobs) for entry in value):
+            raise Unfit(describe(value), "a sequence of Logprobs")
+        self._check_count(len(value))
+        beside = len(value[0].top) if value else 0
+        self._check_beside(beside)
+        parts = [bytes([beside])]
+        for own, top in value:
+            pairs = _checked_pairs(top)
+            if len(pairs) != beside:
+                raise Unfit(f"{len(pairs)} ids beside one and {beside} beside another", self._wanted)
+            for number in (own, *(number for _, number in pairs)):
+                if isinstance(number, str | bytes) or not number <= 0.0:
+                    raise Unfit(describe(number), self._wanted)
+            try:
+                parts += [struct.pack("<f", own), _pack_pairs(pairs)]
+            except OverflowError:
+                raise Unfit("a log-probability that no float32 can hold", self._wanted) from None
+        return b"".join(parts)
+
+    def unpack(self, value: Any) -> tuple[Logprobs, ...]:
+        if type(value) is not bytes or not value:
+            raise Unfit(describe(value), "a count byte and log-probabilities")
+        beside = value[0]
+        self._check_beside(beside)
+        each = 4 + beside * _PAIR_BYTES
+        count, rest = divmod(len(value) - 1, each)
+        if rest:
+            raise Unfit(describe(value), f"1 byte and {each} for each id")
+        self._check_count(count)
+        entry = struct.Struct("<f" + "If" * beside)
+        found = []
+        for own, *flat in entry.iter_unpack(value[1:]):
+            top = tuple(zip(flat[::2], flat[1::2], strict=True))
+            for number in (own, *flat[1::2]):
+                if not number <= 0.0:
+                    raise Unfit(describe(number), self._wanted)
+            if flat:
+                _check_ids(max(flat[::2]))
+            found.append(Logprobs(own, top))
+        return tuple(found)
+
+    def _check_count(self, count: int) -> None:
+        if count > self._most:
+            raise Unfit(f"log-probabilities of {count} ids", f"of at most {self._most}")
+
+    @staticmethod
+    def _check_beside(beside: int) -> None:
+        if beside > MOST_LOGPROBS:
+            raise Unfit(f"{beside} ids beside each", f"at most {MOST_LOGPROBS}")
+
+
+def count_of(packed: bytes) -> int:
+    """Of how many ids packed log-probabilities are."""
+    return (len(packed) - 1) // (4 + packed[0] * _PAIR_BYTES)
+
+
+def _checked_pairs(value: Any) -> Sequence[tuple[int, float]]:
+    """`value` as pairs of an int that may be an id and a float."""
+    pairs = []
+    try:
+        for token, number in value:
+            if isinstance(number, str | bytes) or isinstance(token, bool):
+                raise TypeError
+            pairs.append((token.__index__(), float(number)))
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        raise Unfit(describe(value), "pairs of an id and a number") from None
+    for token, _ in pairs:
+        _check_ids(token)
+    return pairs
+
+
+def _check_ids(token: int) -> None:
+    if not 0 <= token <= _MOST_ID:
+        raise Unfit(f"id {token}", f"ids from 0 to {_MOST_ID}")
+
+
+def _pack_pairs(pairs: Iterable[tuple[int, float]]) -> bytes:
+    """Of each an id as u32 and a float32, little-endian."""
+    flat = [number for pair in pairs for number in pair]
+    return struct.pack("<" + "If" * (len(flat) // 2), *flat)
+
+
+def _unpack_pairs(packed: bytes) -> tuple[tuple[int, float], ...]:
+    """Pairs of ids below 2**31."""
+    pairs = tuple(struct.iter_unpack("<If", packed))
+    for token, _ in pairs:
+        _check_ids(token)
+    return pairs
