@@ -146,6 +146,11 @@ class GenerateConfig:
         if self.sampling != "picospec" and self.top_mass:
             raise UsageError(f"top-mass goes with sampling picospec, not with {self.sampling}: leave it out")
 
+    def beyond_greedy(self) -> list[str]:
+        """Names of the options that were set and ask for more than the target's most probable tokens."""
+        always = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs")
+        return set_options(self, ("temperature", *always))
+
     def without_effect(self) -> list[str]:
         """Names of the options that were set and change nothing at temperature 0."""
         return [] if self.temperature else set_options(self, ("top_k", "top_p", "min_p", "sampling", "top_mass"))

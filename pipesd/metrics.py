@@ -126,6 +126,10 @@ class Meter:
     thresholds: dict[str, float] = field(default_factory=dict)  # in force at the end
     tuning: str = "off"
     window: int | None = None  # draft tokens that are planned for
+    sampling: str | None = None  # the method, or "greedy"
+    sampling_error: float | None = None  # picospec: the largest share of the target's distribution that was left out
+    refusals: int = 0  # draft tokens in whose place the edge drew another
+    proposals_refused: int = 0  # of the target's, that the edge did not take for these
 
     def token(self, now_s: float, count: int) -> None:
         """`count` tokens were committed."""
@@ -182,6 +186,10 @@ def summary(tally: Tally, meter: Meter) -> dict[str, Any]:
         "tuning": meter.tuning,
         "window": meter.window,
         "rtt_ms": _ms(meter.rtt_s or None),
+        "sampling": meter.sampling,
+        "sampling_error": meter.sampling_error,
+        "refusals": meter.refusals,
+        "proposals_refused": meter.proposals_refused,
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from pipesd.clock import Clock
 from pipesd.config import EdgeConfig
-from pipesd.core import FinishReason, Piece
+from pipesd.core import FinishReason, Logprobs, Piece
 from pipesd.edge.models import Drafter, Tokeniser
 from pipesd.edge.run import Pieces
 from pipesd.edge.session import EdgeSession
@@ -54,6 +54,10 @@ class AsyncEdgeSession:
     @property
     def token_ids(self) -> tuple[int, ...]:
         return self._session.token_ids
+
+    @property
+    def logprobs(self) -> tuple[Logprobs, ...]:
+        return self._session.logprobs
 
     @property
     def finish_reason(self) -> FinishReason | None:

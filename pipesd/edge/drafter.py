@@ -26,6 +26,7 @@ from pipesd.core import Drawn
 from pipesd.cpu import usable_cpus
 from pipesd.edge.gguf_header import read_header
 from pipesd.edge.llama import log, native
+from pipesd.edge.models import Chooser
 from pipesd.edge.tokeniser import Tokeniser, Weights
 from pipesd.errors import DrafterFailed, PipeSDError, UsageError
 
@@ -185,9 +186,10 @@ class Drafter:
             self._feed(min(len(self._ids), self._fed + most))
             return len(self._ids) - self._fed
 
-    def draft(self) -> Drawn:
-        """The most probable next id that has a text, with its probability and the entropy (nats) of the distribution:
-        the softmax at temperature 1 over the whole row. Nothing else goes into them; no sampling option comes here.
+    def draft(self, sampler: Chooser | None = None) -> Drawn:
+        """The next id: of those that have a text what `sampler` draws, or the most probable. Probability and entropy
+        (nats) are those of the softmax at temperature 1 over the whole row, whatever it was drawn by; the margin is the
+        sampler's.
 
         A row that holds NaN or +inf gives probability 0 and the entropy of knowing nothing, log of the row's width, so
         that no rule takes such a guess for a sure one. The id is appended. Raises `DraftContextFull` when `room` is 0,
@@ -201,7 +203,7 @@ class Drafter:
             if self._row_of != len(self._ids):
                 self._cut(len(self._ids) - 1)  # what was fed without asking for logits is fed again
                 self._feed(len(self._ids))
-            drawn = self._choose()
+            drawn = self._choose(sampler)
             self._ids.append(drawn.id)
             return drawn
 
@@ -264,12 +266,14 @@ class Drafter:
             self._row = np.ctypeslib.as_array((ctypes.c_float * self._width).from_address(address))
         return self._row
 
-    def _choose(self) -> Drawn:
+    def _choose(self, sampler: Chooser | None) -> Drawn:
         row = self._logits()
-        token_id = int(row[: self._real].argmax())
+        real = row[: self._real]
+        choice = None if sampler is None else sampler.choose(real, len(self._ids), self._ids)
+        token_id, margin = (int(real.argmax()), 0.0) if choice is None else (choice.id, choice.margin)
         top = row.max()
         if not np.isfinite(top):
-            return Drawn(token_id, 0.0, math.log(self._width))
+            return Drawn(token_id, 0.0, math.log(self._width), margin)
         below, weights = self._below, self._exp
         np.subtract(row, top, out=below)
         if row.min() - top < _LEAST_LOGIT:
@@ -278,7 +282,7 @@ class Drafter:
         own, total = float(weights[token_id]), float(weights.sum())
         np.multiply(below, weights, out=below)
         # with p = w / Σw and log p = x - log Σw, -Σ p·log p is log Σw - Σ w·x / Σw
-        return Drawn(token_id, own / total, max(0.0, math.log(total) - float(below.sum()) / total))
+        return Drawn(token_id, own / total, max(0.0, math.log(total) - float(below.sum()) / total), margin)
 
     def _try_to_drop(self) -> bool:
         """Whether the end of the cache can be dropped, tried: the logits afterwards must be those of a fresh cache."""

@@ -20,7 +20,7 @@ def generate_alone(
     end_ids: frozenset[int],
     clock: Clock,
 ) -> Iterator[Piece]:
-    """Generate behind `ids` with the draft model's own greedy choices; nothing is verified."""
+    """Generate behind `ids` what the draft model itself says, sampled as `run` says; nothing is verified."""
     assert drafter is not None, "the draft model is loaded"
     drafter.rollback(0)
     drafter.extend(ids)

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from pipesd.clock import Clock
 from pipesd.config import EdgeConfig
@@ -22,6 +23,7 @@ from pipesd.edge.run import Run
 from pipesd.edge.steering import Steering
 from pipesd.errors import DrafterFailed
 from pipesd.metrics import EventLog
+from pipesd.policy.sampling import Sampling
 from pipesd.policy.sending import Step
 from pipesd.policy.strategy import Strategy
 from pipesd.protocol import actions as act
@@ -55,9 +57,7 @@ class Loop:
             self.connection.close()
             self.connection = None
 
-    def generate(
-        self, run: Run, ids: Sequence[int], end_ids: frozenset[int], welcome: Welcome, seed: int
-    ) -> Iterator[Piece]:
+    def generate(self, run: Run, ids: Sequence[int], end_ids: frozenset[int], welcome: Welcome) -> Iterator[Piece]:
         """Generate behind `ids` until the target or the run ends it; yields pieces as they are committed. `end_ids`
         are those of the draft model's file, `welcome` what the cloud said of the target."""
         machine, connection, patience = self.machine, self._line, self._patience
@@ -66,7 +66,7 @@ class Loop:
             connection.adopt()
             patience.start(self._clock.now(), connection.rtt_s)
             patience.moved(self._clock.now())
-            self._perform(run, self._begin(run, ids, end_ids, welcome, seed))
+            self._perform(run, self._begin(run, ids, end_ids, welcome))
             while machine.running:
                 if run.cancelled.is_set():
                     self._perform(run, machine.cancel())
@@ -89,9 +89,7 @@ class Loop:
             run.meter.bytes_up = connection.bytes_up - sent_before
             run.meter.bytes_down = connection.bytes_down - heard_before
 
-    def _begin(
-        self, run: Run, ids: Sequence[int], end_ids: frozenset[int], welcome: Welcome, seed: int
-    ) -> list[act.Action]:
+    def _begin(self, run: Run, ids: Sequence[int], end_ids: frozenset[int], welcome: Welcome) -> list[act.Action]:
         """Keep what the prompt shares with the last generation, and open."""
         machine, strategy = self.machine, self._strategy
         keep = common_prefix(machine.committed, ids)
@@ -99,12 +97,13 @@ class Loop:
         mode = strategy.mode if drafting or not strategy.drafts else Mode.FREE
         request = act.Request(
             len(ids) + run.config.max_tokens, end_ids.union(welcome.end_ids or ()), mode,
-            seed, welcome.model_fingerprint, welcome.vocabulary_hash, MAJOR,
+            run.seed, welcome.model_fingerprint, welcome.vocabulary_hash, MAJOR,
         )  # fmt: skip
         self._events.record(
             "start", session=f"{machine.session:016x}", opening=machine.opening, prompt_tokens=len(ids),
             limit=request.limit, stop_ids=sorted(request.stop_ids), link_model=self._config.link_model,
-            draft_ahead=self._config.draft_ahead, **{**asdict(strategy), "strategy": strategy.name},
+            draft_ahead=self._config.draft_ahead, seed=run.seed, sampling=_recorded(run.sampling),
+            **{**asdict(strategy), "strategy": strategy.name},
         )  # fmt: skip
         if self.steering is not None:
             assert self.drafter is not None
@@ -277,3 +276,11 @@ class Loop:
     def _line(self) -> Connection:
         assert self.connection is not None, "the session is not open"
         return self.connection
+
+
+def _recorded(sampling: Sampling | None) -> dict[str, Any] | None:
+    """The options as the event log has them; a logit bias as on the command line, as JSON has no infinity."""
+    if sampling is None:
+        return None
+    bias = [f"{token}={value:g}" for token, value in sampling.logit_bias]
+    return {**asdict(sampling), "method": sampling.method.name.lower(), "logit_bias": bias}

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from pipesd.config import EdgeConfig
+from pipesd.config import EdgeConfig, GenerateConfig
 from pipesd.core import Drawn, common_prefix
 from pipesd.edge.chat import ChatTokeniser
 from pipesd.errors import Refused, UsageError
-from pipesd.protocol.messages import MAX_IDS_OPEN, ErrorCode, Welcome
+from pipesd.policy.sampler import Choice
+from pipesd.policy.sampling import Sampling
+from pipesd.protocol.messages import MAX_IDS_OPEN, SAMPLING, ErrorCode, Welcome
 
 log = logging.getLogger("pipesd.edge")
 
@@ -25,6 +27,13 @@ class Tokeniser(ChatTokeniser, Protocol):
         """Whether the text begins with the start token that is added anyway."""
 
     def close(self) -> None: ...
+
+
+class Chooser(Protocol):
+    """What draws a token from a row of logits."""
+
+    def choose(self, row: Any, position: int, prefix: Sequence[int]) -> Choice | None:
+        """What stands at `position` behind `prefix`, see `pipesd.policy.sampler.Sampler`."""
 
 
 class Drafter(Protocol):
@@ -45,8 +54,9 @@ class Drafter(Protocol):
     def prefill(self, most: int) -> int:
         """Decode at most `most` appended ids; returns how many remain."""
 
-    def draft(self) -> Drawn:
-        """Draw, append and return the next token, with probability and entropy at temperature 1."""
+    def draft(self, sampler: Chooser | None = None) -> Drawn:
+        """Draw by `sampler`, or take the most probable, append and return the next token, with probability and entropy
+        at temperature 1."""
 
     def close(self) -> None: ...
 
@@ -98,6 +108,22 @@ def prompt_ids(
             bound = f"one opening carries at most {MAX_IDS_OPEN}"
         raise Refused(f"the prompt has {len(ids)} ids, {bound}: shorten the prompt", ErrorCode.LIMIT)
     return ids
+
+
+def check_sampling(
+    options: GenerateConfig, sampling: Sampling | None, tokeniser: Tokeniser, welcome: Welcome | None
+) -> None:
+    """Raises UsageError for a logit bias outside the vocabulary, Refused if the cloud that said `welcome` does not know
+    sampling."""
+    width = tokeniser.vocabulary.size
+    for token, _ in options.logit_bias:
+        if token >= width:
+            raise UsageError(f"logit-bias: got id {token}, outside the vocabulary of {width} ids")
+    if sampling is not None and welcome is not None and not welcome.features & SAMPLING:
+        names = ", ".join(name.replace("_", "-") for name in options.beyond_greedy())
+        raise Refused(
+            f"this cloud knows nothing of sampling: leave out {names} or find a newer cloud", ErrorCode.FEATURE
+        )
 
 
 def _encoded(tokeniser: Tokeniser, text: str) -> list[int]:

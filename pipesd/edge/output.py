@@ -13,7 +13,7 @@ from pipesd.edge.interrupts import Interrupts
 from pipesd.edge.result import result_line
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import Cancelled, PipeSDError, Refused, UsageError
-from pipesd.policy.strategy import without_effect
+from pipesd.policy.strategy import check_together, idle_options, without_effect
 from pipesd.program import complain
 from pipesd.streams import show
 
@@ -35,9 +35,9 @@ def generate_once(
     Raises PipeSDError for what cannot be tried at all.
     """
     session = EdgeSession(edge)
-    _warn(edge, options)
+    _warn(session, options)
     if as_json:
-        interrupts.last_words = lambda: show(_json(session, "cancelled"))
+        interrupts.last_words = lambda: show(_json(session, options, "cancelled"))
     failure: PipeSDError | None = None
     try:
         with session:
@@ -54,7 +54,7 @@ def generate_once(
     interrupts.speak()
     reason = _finish_reason(session, failure)
     if as_json:
-        show(_json(session, reason))
+        show(_json(session, options, reason))
     elif session.text:
         show("\n")
     if failure is not None:
@@ -73,7 +73,7 @@ def chat_loop(edge: EdgeConfig, options: GenerateConfig, *, system: str | None, 
         raise UsageError("no turns: type them, or pipe them in")
     prompting = sys.stdin.isatty()
     session = EdgeSession(edge)
-    _warn(edge, options)
+    _warn(session, options)
     with session:
         conversation = Conversation(session.tokeniser, system=system or "")
         number = 0
@@ -136,10 +136,13 @@ def _take_turn(
     log.info(_summary_line(session))
 
 
-def _warn(edge: EdgeConfig, options: GenerateConfig) -> None:
+def _warn(session: EdgeSession, options: GenerateConfig) -> None:
+    """Say what is not as it looks. Raises UsageError for what does not go together."""
+    edge, strategy = session.config, session.strategy
+    check_together(strategy, options)
     if edge.strategy == "local":
         log.warning("strategy local: this is the draft model's output, not the target's")
-    for name in without_effect(edge):
+    for name in (*without_effect(edge), *idle_options(strategy, options)):
         log.warning("--%s has no effect with --strategy %s", name.replace("_", "-"), edge.strategy)
     for name in options.without_effect():
         log.warning("--%s has no effect at temperature 0", name.replace("_", "-"))
@@ -151,13 +154,14 @@ def _finish_reason(session: EdgeSession, failure: PipeSDError | None) -> FinishR
     return session.finish_reason or "error"
 
 
-def _json(session: EdgeSession, reason: FinishReason) -> str:
+def _json(session: EdgeSession, options: GenerateConfig, reason: FinishReason) -> str:
     return result_line(
         reason,
         text=session.text,
         token_ids=session.token_ids,
         strategy=session.config.strategy,
         seed=session.seed,
+        logprobs=None if options.logprobs is None else session.logprobs,
         stats=session.stats,
     )
 

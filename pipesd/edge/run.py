@@ -9,11 +9,14 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 
 from pipesd.clock import Clock
 from pipesd.config import GenerateConfig
-from pipesd.core import Drawn, FinishReason, Origin, Piece
-from pipesd.edge.models import Drafter, Tokeniser
+from pipesd.core import Drawn, FinishReason, Logprobs, Origin, Piece
+from pipesd.edge.models import Chooser, Drafter, Tokeniser
 from pipesd.edge.text import TextStream
 from pipesd.errors import UsageError
 from pipesd.metrics import Meter, Tally
+from pipesd.policy.sampler import Sampler
+from pipesd.policy.sampling import Sampling, make_sampling
+from pipesd.policy.strategy import Strategy
 
 CLOSE_S = 5.0  # how long a step that was cancelled in another thread may take to end
 
@@ -54,17 +57,27 @@ class Pieces(Iterator[Piece]):
 
 
 class Run:
-    """What belongs to one generation; `begin` before its first token. `now_s` is the time of the call."""
+    """What belongs to one generation; `begin` before its first token. `now_s` is the time of the call.
+
+    `sampling` is what the cloud is told, None for plain greedy; `sampler` draws the draft tokens, and the draft model's
+    most probable one is taken without. Where draft tokens are tested it is `proposals`.
+    """
 
     stream: TextStream
 
-    def __init__(self, config: GenerateConfig, now_s: float, *, answer: bool) -> None:
+    def __init__(self, config: GenerateConfig, strategy: Strategy, seed: int, now_s: float, *, answer: bool) -> None:
         self.config = config
+        self.seed = seed
+        self.sampling = make_sampling(config, drafts_on=strategy.drafts and strategy.ahead)
+        self.sampler: Chooser | None = None
+        if self.sampling is not None or strategy.confidence == "margin":
+            self.sampler = Sampler(self.sampling or Sampling(), seed)
         self.answer = answer
         self.cancelled = threading.Event()
-        self.meter = Meter(now_s)
+        self.meter = Meter(now_s, sampling=config.sampling if config.temperature else "greedy")
         self.tally = Tally()
         self.ids: list[int] = []
+        self.logprobs: list[Logprobs] = []  # one for each of the ids, or none at all
         self.pieces: deque[Piece] = deque()
         self.reason: FinishReason | None = None
         self.cloud_opened = self.prefilled = self.drafter_failed = False
@@ -85,22 +98,32 @@ class Run:
         """The ids committed so far that lie wholly before a stop text."""
         return tuple(self.ids[: self.stream.kept_ids]) if self.ids else ()
 
-    def commit(self, ids: Sequence[int], origins: Sequence[Origin], now_s: float) -> None:
-        """Take committed ids: one piece for each stretch of one origin."""
+    @property
+    def kept_logprobs(self) -> tuple[Logprobs, ...]:
+        """What came with them."""
+        return tuple(self.logprobs[: len(self.kept)])
+
+    def commit(
+        self, ids: Sequence[int], origins: Sequence[Origin], now_s: float, logprobs: Sequence[Logprobs] = ()
+    ) -> None:
+        """Take committed ids: one piece for each stretch of one origin. `logprobs`: one for each id, or none."""
+        assert len(logprobs) in (0, len(ids)), f"{len(logprobs)} log-probabilities for {len(ids)} ids"
         self.meter.token(now_s, len(ids))
         start = 0
         for end in range(1, len(ids) + 1):
             if end == len(ids) or origins[end] != origins[start]:
                 stretch = tuple(ids[start:end])
                 self.origin = origins[start]
+                said = tuple(logprobs[start:end])
                 self.ids.extend(stretch)
-                self.pieces.append(Piece(self.stream.push(stretch), stretch, origins[start]))
+                self.logprobs.extend(said)
+                self.pieces.append(Piece(self.stream.push(stretch), stretch, origins[start], said))
                 start = end
 
     def draft(self, drafter: Drafter, clock: Clock) -> tuple[Drawn, float]:
         """The drafter's next token, and how long it took (s)."""
         started_s = clock.now()
-        drawn = drafter.draft()
+        drawn = drafter.draft(self.sampler)
         took_s = clock.now() - started_s
         self.meter.draft_s += took_s
         return drawn, took_s

@@ -10,16 +10,16 @@ from typing import Any, Self
 
 from pipesd.clock import Clock, SystemClock
 from pipesd.config import EdgeConfig, GenerateConfig, make_config
-from pipesd.core import FinishReason, Piece
+from pipesd.core import FinishReason, Logprobs, Piece
 from pipesd.edge.connection import Connection, Link
 from pipesd.edge.local import generate_alone
 from pipesd.edge.loop import Loop
-from pipesd.edge.models import Drafter, Tokeniser, import_models, load_models, prompt_ids
+from pipesd.edge.models import Drafter, Tokeniser, check_sampling, import_models, load_models, prompt_ids
 from pipesd.edge.run import CLOSE_S, Pieces, Run
 from pipesd.edge.tuning_file import default_path
 from pipesd.errors import Cancelled, PipeSDError, UsageError
 from pipesd.metrics import EventLog, summary
-from pipesd.policy.strategy import make_strategy
+from pipesd.policy.strategy import check_together, make_strategy
 from pipesd.policy.token_batches import warmup
 from pipesd.policy.tuning import Tuning
 from pipesd.protocol.messages import Welcome
@@ -27,7 +27,7 @@ from pipesd.protocol.messages import Welcome
 
 class EdgeSession:
     """A session with a cloud, as a context manager: `generate` yields the output; `stats`, `text`, `token_ids`,
-    `finish_reason` and `seed` describe the last generation afterwards.
+    `logprobs` (one for each id, where asked for), `finish_reason` and `seed` describe the last generation afterwards.
 
     Models and connection are made on entering (or by the first `generate`). One generation at a time; `cancel` may be
     called from any thread. `drafter` and `tokeniser` stand in for those of `config.draft` and are not closed,
@@ -47,6 +47,7 @@ class EdgeSession:
         self.strategy = make_strategy(config)
         self.stats: dict[str, Any] = {}
         self.token_ids: tuple[int, ...] = ()
+        self.logprobs: tuple[Logprobs, ...] = ()
         self.text = ""
         self.finish_reason: FinishReason | None = None
         self.seed: int | None = None
@@ -176,7 +177,10 @@ class EdgeSession:
         what was yielded before stays valid. To close or drop the iterator ends the generation.
         """
         self._check_usable()
-        run = Run(make_config(GenerateConfig, options, {}), self._clock.now(), answer=answer)
+        config = make_config(GenerateConfig, options, {})
+        check_together(self.strategy, config)
+        seed = secrets.randbits(64) if config.seed is None else config.seed
+        run = Run(config, self.strategy, seed, self._clock.now(), answer=answer)
         self._next = run.cancelled
         return Pieces(lambda pieces: self._generate(pieces, run, prompt), run.cancelled, self._wake)
 
@@ -188,14 +192,15 @@ class EdgeSession:
         try:
             self._active, self._cancelled = pieces, run.cancelled
             self.text = ""
-            self.seed = secrets.randbits(64) if run.config.seed is None else run.config.seed
+            self.seed = run.seed
             try:
                 self.open(run.cancelled)
+                check_sampling(run.config, run.sampling, self.tokeniser, self._welcome)
                 run.begin(self.tokeniser, drafts=self._loop.drafting)
                 ids = prompt_ids(self.tokeniser, prompt, self._loop.machine.committed, self._welcome)
                 if self.strategy.uses_cloud:
                     assert self._welcome is not None
-                    steps = self._loop.generate(run, ids, self.tokeniser.end_ids, self._welcome, self.seed)
+                    steps = self._loop.generate(run, ids, self.tokeniser.end_ids, self._welcome)
                 else:
                     steps = generate_alone(run, self._drafter, ids, self.tokeniser.end_ids, self._clock)
                 for piece in run.output(steps):
@@ -212,7 +217,7 @@ class EdgeSession:
     def _end(self, run: Run) -> None:
         if self._loop.steering is not None:
             self._loop.steering.end(run.meter)
-        self.token_ids = run.kept
+        self.token_ids, self.logprobs = run.kept, run.kept_logprobs
         self.finish_reason = run.reason or "cancelled"
         self.stats = summary(run.tally, run.meter)
         self._events.record("end", finish_reason=self.finish_reason, stats=self.stats)

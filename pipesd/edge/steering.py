@@ -94,7 +94,10 @@ class Steering:
 
     def drafted(self, drawn: Drawn, pos: int, took_s: float, now_s: float) -> None:
         """A token was drafted at position `pos`, which took so long."""
-        self._events.record("drafted", pos=pos, id=drawn.id, p_draft=drawn.p_draft, entropy=drawn.entropy)
+        margin = {"margin": drawn.margin} if drawn.margin else {}
+        self._events.record("drafted", pos=pos, id=drawn.id, p_draft=drawn.p_draft, entropy=drawn.entropy, **margin)
+        if self._strategy.confidence == "margin":
+            drawn = drawn._replace(p_draft=drawn.margin)
         self.monitor.drafted(took_s)
         sending = self._sending
         length = sending.since_trigger + 1

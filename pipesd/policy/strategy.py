@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
-from pipesd.config import EdgeConfig
+from pipesd.config import EdgeConfig, GenerateConfig, set_options
 from pipesd.core import Mode
 from pipesd.errors import UsageError
 from pipesd.policy.baselines import AdaptiveSequence
@@ -38,6 +38,7 @@ class Strategy:
     sequence_threshold: float = 0.0
     token_threshold: float = 0.0
     entropy_threshold: float = 0.0
+    confidence: str = "probability"  # what the trigger takes for it, or "margin"
     tuned: bool = False  # thresholds are searched for while it runs
     guarded: bool = False  # the cloud goes on alone where drafts do not pay
 
@@ -54,7 +55,8 @@ class Strategy:
     @property
     def key(self) -> str:
         """What tells one way from another for which other thresholds are best."""
-        return f"{self.trigger} {self.batching} {self.waiting}"
+        margin = " margin" if self.confidence == "margin" else ""
+        return f"{self.trigger} {self.batching} {self.waiting}{margin}"
 
     @property
     def uses_cloud(self) -> bool:
@@ -85,6 +87,7 @@ USED_BY = {  # options of triggers, and which have them
     "sequence_threshold": ("dual", "sequence", "adaptive"),
     "token_threshold": ("dual", "token"),
     "entropy_threshold": ("entropy",),
+    "confidence": ("dual", "sequence", "token", "gain", "adaptive"),
 }
 ALWAYS = {  # options without effect on strategies that leave one of the sides out
     "cloud": ("context", "gpu_layers", "threads"),
@@ -127,6 +130,7 @@ def make_strategy(config: EdgeConfig) -> Strategy:
         sequence_threshold=sequence,
         token_threshold=token,
         entropy_threshold=entropy,
+        confidence=config.confidence,
         tuned=preset.tuned and trigger in TUNABLE and config.tuning != "off" and given == (None, None, None),
     )
 
@@ -144,6 +148,24 @@ def without_effect(config: EdgeConfig) -> tuple[str, ...]:
         if not strategy.tuned and config.tuning != "off":
             idle.add("tuning")
     return tuple(f.name for f in fields(config) if f.name in idle and getattr(config, f.name) != f.default)
+
+
+def check_together(strategy: Strategy, options: GenerateConfig) -> None:
+    """Raises UsageError that names what cannot be had with this strategy."""
+    if options.logprobs is None:
+        return
+    if not strategy.uses_cloud:
+        raise UsageError(f"logprobs are the target's, which strategy {strategy.name} does without: leave them out")
+    if strategy.drafts and options.temperature > 0 and options.sampling != "noise":
+        raise UsageError(
+            f"logprobs do not go with sampling {options.sampling}, where the edge draws what is not accepted: "
+            "take sampling noise, or strategy cloud"
+        )
+
+
+def idle_options(strategy: Strategy, options: GenerateConfig) -> list[str]:
+    """Names of the options that were set and change nothing with this strategy."""
+    return [] if strategy.drafts or options.temperature == 0 else set_options(options, ("sampling", "top_mass"))
 
 
 def make_trigger(strategy: Strategy) -> Trigger:
