@@ -31,8 +31,8 @@ from pipesd.cloud.kv_cache import BUCKET, KVCache
 from pipesd.cloud.model import Decoder, Linear, PackedLinear, PlainLinear, TiledLinear, packing_works
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.errors import UsageError
-
-Batch = Sequence[tuple[int, Sequence[int], int]]  # (slot, ids to append, rows of logits wanted of the last ones)
+from pipesd.policy.accept import Choices, Draw
+from pipesd.policy.batch_choices import Batch, drawn_choices
 
 MOST_ROWS = 256  # of one pass through the layers; longer ones are cut, which bounds memory
 MOST_UNASKED_CONTEXT = 1 << 22  # positions; their rotations alone take a gigabyte or two
@@ -59,7 +59,7 @@ class TorchTarget:
 
     @property
     def pass_ms(self) -> int:
-        """Longest time that one call of `forward` or `greedy` has taken so far, rounded up, at least 1."""
+        """Longest time that one call of `forward`, `greedy` or `sample` has taken so far, rounded up, at least 1."""
         return max(1, math.ceil(self._longest_s * 1000))
 
     @property
@@ -82,6 +82,13 @@ class TorchTarget:
     def greedy(self, batch: Batch) -> list[tuple[int, ...]]:
         """The same pass; the arg-max ids of those rows, the lowest on a tie, -1 where the maximum is not finite."""
         return [tuple(part.tolist()) for part in self._run(batch, _arg_max)]
+
+    def sample(self, batch: Batch, draws: Sequence[Draw | None]) -> list[Choices]:
+        """The same pass; for each entry what its draw makes of its rows, or the arg-max ids where there is none."""
+        began = time.perf_counter()
+        choices = drawn_choices(batch, self.forward(batch), draws)
+        self._longest_s = max(self._longest_s, time.perf_counter() - began)
+        return choices
 
     def _run(self, batch: Batch, reduce: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """The rows of `reduce(logits)` for each entry of the batch, on the CPU."""

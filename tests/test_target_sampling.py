@@ -1,0 +1,161 @@
+"""What the torch target draws is the same whatever shares the pass, however the text was read, in both precisions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import write_tiny
+
+pytest.importorskip("torch")
+
+import torch
+
+from pipesd.cloud.target import MOST_ROWS, TorchTarget, load_target
+from pipesd.policy.accept import Choices, Draw, choose
+from pipesd.policy.sampler import Sampler
+from pipesd.policy.sampling import Method, Sampling
+
+OPTIONS = {  # the tiny model is very sure of itself
+    "plain": Sampling(temperature=5.0),
+    "cut": Sampling(temperature=8.0, top_k=40, top_p=0.9, min_p=0.02),
+    "penalised": Sampling(temperature=4.0, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2),
+    "greedy and penalised": Sampling(repetition_penalty=1.5, logit_bias=((7, 2.0), (300, -3.0))),
+}
+SEED, PROMPT, COUNT = 11, 9, 50
+
+
+@pytest.fixture(scope="module")
+def tiny_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def target(request: pytest.FixtureRequest, tiny_file: Path) -> TorchTarget:
+    return load_target(tiny_file, device="cpu", dtype=request.param)
+
+
+def some_ids(count: int, seed: int = 0) -> list[int]:
+    drawn: list[int] = np.random.default_rng(seed).integers(512, size=count).tolist()
+    return drawn
+
+
+def verify(target: TorchTarget, slot: int, text: Sequence[int], draft: Sequence[int], sampler: Sampler) -> Choices:
+    """One pass over the last of `text` and a draft behind it."""
+    target.truncate(slot, len(text) - 1)
+    draw = Draw(sampler, tuple(text), tuple(draft))
+    [choices] = target.sample([(slot, [text[-1], *draft], len(draft) + 1)], [draw])
+    return choices
+
+
+def alone(target: TorchTarget, prompt: Sequence[int], sampler: Sampler, count: int = COUNT) -> list[int]:
+    """What the target samples by itself, one id a pass."""
+    text = list(prompt)
+    target.forward([(0, text[:-1], 0)])
+    for _ in range(count):
+        text.append(verify(target, 0, text, [], sampler).ids[0])
+    target.truncate(0, 0)
+    return text
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_sampled_text_is_the_same_with_drafts_of_any_length(target: TorchTarget, options: str) -> None:
+    sampler, prompt = Sampler(OPTIONS[options], SEED), some_ids(PROMPT)
+    text = alone(target, prompt, sampler)
+    assert len(set(text[PROMPT:])) > 15, "it varies"
+    for length in range(1, 9):
+        for wrong in (0, 3):  # drafts that are right, and drafts that are wrong from the third token on
+            got = list(prompt)
+            target.forward([(1, got[:-1], 0)])
+            while len(got) < len(text):
+                draft = text[len(got) : len(got) + length]
+                if wrong:
+                    draft[wrong - 1 :] = [(token + 1) % 512 for token in draft[wrong - 1 :]]
+                choices = verify(target, 1, got, draft, sampler)
+                assert choices.accepted == (min(len(draft), wrong - 1) if wrong else len(draft))
+                got += [*draft[: choices.accepted], choices.ids[choices.accepted]]
+            assert got[: len(text)] == text
+            target.truncate(1, 0)
+
+
+def test_sampled_ids_do_not_depend_on_mates_or_on_how_the_prompt_was_read(target: TorchTarget) -> None:
+    samplers = [Sampler(options, seed) for seed, options in enumerate(OPTIONS.values())]
+    texts = [alone(target, some_ids(PROMPT + 40 * i, i), sampler) for i, sampler in enumerate(samplers)]
+    chance = np.random.default_rng(1)
+    got = [text[:-COUNT] for text in texts]
+    for slot, ids in enumerate(got):  # read in pieces, of which some share a pass with others' tokens
+        start = 0
+        while start < len(ids) - 1:
+            piece = ids[start : min(start + int(chance.integers(1, 20)), len(ids) - 1)]
+            target.forward([(7, [1, 2], 1), (slot, piece, 0)])
+            target.truncate(7, 0)
+            start += len(piece)
+    while any(len(ids) < len(text) for ids, text in zip(got, texts, strict=True)):
+        order = [i for i in chance.permutation(len(got)).tolist() if len(got[i]) < len(texts[i])]
+        drafts = {i: texts[i][len(got[i]) :][: int(chance.integers(0, 6))] for i in order}
+        batch: list[Any] = [(i, [got[i][-1], *drafts[i]], len(drafts[i]) + 1) for i in order]
+        draws: list[Any] = [Draw(samplers[i], tuple(got[i]), tuple(drafts[i])) for i in order]
+        batch.append((6, [5, 6, 7], 2))  # who wants the arg-max takes part
+        for i, choices in zip(order, target.sample(batch, [*draws, None]), strict=False):
+            got[i] += [*drafts[i], choices.ids[-1]]
+            target.truncate(i, len(got[i]) - 1)
+        target.truncate(6, 0)
+    assert [ids[: len(text)] for ids, text in zip(got, texts, strict=True)] == texts
+
+
+def test_a_seed_that_differs_shows(target: TorchTarget) -> None:
+    """The comparisons above would notice a draw that is off."""
+    prompt = some_ids(PROMPT)
+    first = [alone(target, prompt, Sampler(OPTIONS["plain"], seed), 10)[PROMPT:] for seed in range(8)]
+    assert len({ids[0] for ids in first}) > 3 and len(set(map(tuple, first))) == 8
+
+
+def test_each_entry_has_what_its_logits_alone_give(target: TorchTarget) -> None:
+    ids = some_ids(MOST_ROWS + 40)  # the pass is cut within the rows that are wanted
+    [logits] = target.forward([(0, ids, 60)])
+    target.truncate(0, 0)
+    sampler = Sampler(OPTIONS["cut"], SEED)
+    draw = Draw(sampler, tuple(ids[:-59]), tuple(ids[-59:]))
+    plain, sampled, nothing = target.sample([(1, ids[:20], 1), (0, ids, 60), (2, ids[:3], 0)], [None, draw, None])
+    assert sampled == choose(logits, draw) and len(sampled.ids) == 60
+    assert nothing == Choices((), 0)
+    target.truncate(1, 0)
+    assert plain == Choices(target.greedy([(1, ids[:20], 1)])[0], 0)
+
+
+@pytest.mark.parametrize("method", [Method.NOISE, Method.REJECTION])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_session_whose_rows_are_not_finite_harms_no_other(target: TorchTarget, value: float, method: Method) -> None:
+    ids = some_ids(60)
+    sampler = Sampler(Sampling(temperature=5.0, method=method), SEED)
+
+    def draws() -> list[Draw | None]:
+        p_draft = (0.25,) * 4 if method is Method.REJECTION else ()
+        return [Draw(sampler, tuple(ids[:51]), tuple(ids[51:55]), p_draft) for _ in range(3)]
+
+    for slot in range(3):
+        target.forward([(slot, ids[:50], 0)])
+    batch: list[Any] = [(slot, ids[50:55], 5) for slot in range(3)]
+    wanted = target.sample(batch, draws())[0]
+    for slot in range(3):
+        target.truncate(slot, 50)
+    with torch.inference_mode():
+        target._cache._slots[1].data[0, 3, 20, 5] = value
+    got = target.sample(batch, draws())
+    assert (got[1].ids[0], got[1].accepted) == (-1, 0) and got[1].refusal is None
+    for mate in (got[0], got[2]):
+        assert (mate.ids, mate.accepted) == (wanted.ids, wanted.accepted)
+
+
+def test_the_time_of_a_pass_includes_the_drawing(target: TorchTarget) -> None:
+    class Slow(Sampler):
+        def choose(self, *given: Any) -> Any:
+            time.sleep(0.3)
+            return super().choose(*given)
+
+    target.sample([(0, [1, 2], 1)], [Draw(Slow(OPTIONS["plain"], SEED), (1, 2), ())])
+    assert target.pass_ms >= 300
