@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipesd.core import Mode
+from pipesd.policy.batch_choices import greedy_choices
 from pipesd.protocol.actions import Action, Committed, Done, Extend, Fail, Request, Retry, Rollback, Send
 from pipesd.protocol.cloud_machine import CloudMachine
 from pipesd.protocol.cloud_session import CloudLimits
@@ -208,7 +209,8 @@ class World:
             assert work.keep <= len(cache), "the target's cache does not hold what is to be kept"
             cache[work.keep :] = work.ids
             first = len(cache) - work.rows + 1
-            choices = [self.choice(cache[: first + row]) for row in range(work.rows)]
+            ids = [self.choice(cache[: first + row]) for row in range(work.rows)]
+            (choices,) = greedy_choices([(work.slot, work.ids, work.rows)], [ids])
             self._answer(worker.machine.done(work, choices, 0.01, self.now_s))
         return bool(works)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from pipesd.core import Mode
 from pipesd.errors import ProtocolError
+from pipesd.policy.accept import Choices
 from pipesd.protocol.actions import Action, Rollback
 from pipesd.protocol.cloud_machine import CloudMachine
 from pipesd.protocol.cloud_session import Work
@@ -89,7 +90,7 @@ class KeepsALongDraft(EdgeMachine):
 
 
 class OwnTokensCountAsSeen(CloudMachine):
-    def done(self, work: Work, choices: Sequence[int], elapsed_s: float, now_s: float) -> list[Message]:
+    def done(self, work: Work, choices: Choices, elapsed_s: float, now_s: float) -> list[Message]:
         messages = super().done(work, choices, elapsed_s, now_s)
         s = self._sessions[work.session]
         s.end = max(s.end, len(s.committed))

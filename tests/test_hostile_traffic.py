@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pipesd.core import Mode
 from pipesd.errors import ProtocolError
+from pipesd.policy.batch_choices import greedy_choices
 from pipesd.protocol.actions import Action, Committed, Extend, Request, Rollback
 from pipesd.protocol.cloud_machine import CloudMachine
 from pipesd.protocol.cloud_session import CloudLimits
@@ -87,7 +88,8 @@ class Bench:
             assert work.keep <= len(cache)
             cache[work.keep :] = work.ids
             assert len(cache) <= LIMITS.context and all(token < LIMITS.vocabulary_size for token in cache)
-            choices = [(token + 1) % LIMITS.vocabulary_size for token in cache[len(cache) - work.rows :]]
+            ids = [(token + 1) % LIMITS.vocabulary_size for token in cache[len(cache) - work.rows :]]
+            (choices,) = greedy_choices([(work.slot, work.ids, work.rows)], [ids])
             messages += self._checked(self.machine.done(work, choices, 0.001, self.now_s))
         return messages
 

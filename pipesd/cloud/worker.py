@@ -13,6 +13,8 @@ from typing import Protocol
 
 from pipesd.clock import Clock, SystemClock
 from pipesd.core import ModelInfo, Vocabulary
+from pipesd.policy.accept import Choices, Draw
+from pipesd.policy.batch_choices import greedy_choices
 from pipesd.protocol.cloud_machine import CloudMachine
 from pipesd.protocol.cloud_session import CloudLimits, Work
 from pipesd.protocol.messages import Beat, Close, Message, Ready
@@ -43,9 +45,25 @@ class Target(Protocol):
     def truncate(self, slot: int, length: int) -> None:
         """Keep the slot's first `length` positions; 0 gives up its memory."""
 
-    def greedy(self, batch: Sequence[tuple[int, Sequence[int], int]]) -> list[tuple[int, ...]]:
+    def greedy(self, batch: Batch) -> list[tuple[int, ...]]:
         """Append ids to slots in one pass; for each (slot, ids, rows) the arg-max behind each of the last `rows` ids,
         -1 where the logits are not finite."""
+
+    def sample(self, batch: Batch, draws: Sequence[Draw | None]) -> list[Choices]:
+        """The same pass; for each entry what its draw makes of its rows, or the arg-max ids where there is none."""
+
+
+def choices_of(target: Target, work: Sequence[Work]) -> list[Choices]:
+    """What one pass over the sessions in `work` makes of their drafts."""
+    for item in work:
+        target.truncate(item.slot, item.keep)
+    batch = [(item.slot, item.ids, item.rows) for item in work]
+    if all(item.draw is None for item in work):
+        return greedy_choices(batch, target.greedy(batch))
+    return target.sample(batch, [item.draw for item in work])
+
+    def sample(self, batch: Sequence[tuple[int, Sequence[int], int]], draws: Sequence[Draw | None]) -> list[Choices]:
+        """The same pass; for each entry what its draw makes of its rows, or the arg-max ids where there is none."""
 
 
 def run_worker(
@@ -108,7 +126,11 @@ class Worker:
         started_s = self._clock.now()
         for item in work:
             self._target.truncate(item.slot, item.keep)
-        choices = self._target.greedy([(item.slot, item.ids, item.rows) for item in work])
+        batch, draws = [(item.slot, item.ids, item.rows) for item in work], [item.draw for item in work]
+        if any(draw is not None for draw in draws):
+            choices = self._target.sample(batch, draws)
+        else:
+            choices = greedy_choices(batch, self._target.greedy(batch))
         now_s = self._clock.now()
         for item, chosen in zip(work, choices, strict=True):
             self._say(self._machine.done(item, chosen, now_s - started_s, now_s))

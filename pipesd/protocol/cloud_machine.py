@@ -2,7 +2,8 @@
 
 A session holds the committed ids `C` (length c) and the draft `B` behind them in epoch `E`; `end` is how far it has
 seen this branch without a hole, `known` the longest committed length the edge has acknowledged, `want` up to where a
-verdict is owed, `said` up to where verdicts were sent.
+verdict is owed, `said` up to where verdicts were sent. Where draft tokens are tested against a random number and one is
+refused, the session is `awaiting` what the edge draws for its place, c.
 
     message             condition                      action
     OPEN(o, base, ...)  o <= own                       dropped
@@ -11,37 +12,45 @@ verdict is owed, `said` up to where verdicts were sent.
                         else                           C = kept + ids; E = -1, B = []; prefill; OPENED
     DRAFT               no session, o > own            ERROR(unknown, o)
                         o < own                        dropped
-                        known > c                      ERROR(unknown, o)
+                        tested, without p_draft        ERROR(malformed), ended
+                        awaiting, a later epoch,       if pos <= c < pos + n, C += [the id at c], awaiting nothing: stop
+                        known = c + 1                  id or limit ends. Else it goes on as for known = c
+                        known > c otherwise            ERROR(unknown, o)
                         always, in this order          known = max; `again`: said = min(said, known), OPENED and
-                                                       VERDICT once more (the limit granted may have been lost)
+                                                       VERDICT once more (the limit granted may have been lost), with
+                                                       `tried` the VERDICT alone, what was tried left out
                         e < E, dead, or ended          stale += n, stop here
                         e > E                          E = e, B = [], want none, end = min(known, c)
                         NAV                            want = max(want, pos + n, known + 1)
                         pos > end                      RESEND(E, end), once per hole; stop here
                         each id at p                   p < c: unequal -> dead, B = [], want none, rest stale;
                                                        in B: must be equal; else append. end = max(end, pos + n)
-    CANCEL(o)           o own                          ended (the ids stay for the next OPEN)
+    CANCEL(o)           o own                          ended, awaiting nothing (the ids stay for the next OPEN)
     CLOSE(o)            o own                          forget
 
     worker free         condition                      action
-    pass                prefilled, not ended, and      accept B (on NAV up to want) while equal; a stop id or the limit
-                        (owed, or mode >= eager        ends; first difference: commit the own id, dead, B = [];
-                        and B, or mode = free,         all equal: commit the own id, compare it with B[0]
-                        B empty, c - known < W)
-    say                 said < c, or asked to          VERDICT(said, C[said:]); said = c
+    pass                prefilled, not ended, not      accept B (on NAV up to want) while equal, or as the tests say; a
+                        awaiting, and (owed, or mode   stop id or the limit ends; first difference: commit the own id,
+                        >= eager and B, or mode =      dead, B = []; a refusal: awaiting, dead, B = [];
+                        free, B empty,                 all accepted: commit the own id, compare it with B[0]
+                        c - known < W)
+    say                 said < c, asked to, or just    VERDICT(said, C[said:]), `rejected` while awaiting; said = c
+                        refused
 
-A verdict is owed while c < want and the branch lives; while `end` has not reached the end of what was asked for, RESEND
-was sent and the pass waits. No session is evicted between OPEN and its first verdict, nor while a verdict is owed or a
-pass is due, unless cancelled or idle too long. Passes and pieces of prefill take turns, so that neither holds up the
-other by more than one.
+A verdict is owed while c < want, the branch lives and nothing is awaited; while `end` has not reached the end of what
+was asked for, RESEND was sent and the pass waits. An edge that drafts on while its drafts are tested wants no own id
+where it may have drawn one, or what is tested would hang on what arrived in time: behind what was accepted whole none
+is committed unless a verdict is owed still, and mode = free is taken for eager.
+
+No session is evicted between OPEN and its first verdict, nor while a verdict is owed or a pass is due, unless cancelled
+or idle too long. Passes and pieces of prefill take turns, so that neither holds up the other by more than one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pipesd.core import Mode, common_prefix
-from pipesd.policy.accept import accept_greedy
+from pipesd.policy.accept import Choices, Draw
+from pipesd.policy.sampler import Sampler
 from pipesd.protocol.cloud_session import CloudLimits, CloudSession, Work
 from pipesd.protocol.fields import U32
 from pipesd.protocol.messages import (
@@ -109,7 +118,7 @@ class CloudMachine:
             return []
         s.heard_s = now_s
         if isinstance(message, Cancel):
-            s.ended = True
+            s.ended, s.refusal = True, None
             s.kill_branch()
         elif isinstance(message, Close):
             return [self._forget(s)]
@@ -129,7 +138,8 @@ class CloudMachine:
         length = len(kept) + len(m.ids)
         if length == 0:
             return [_error(m, ErrorCode.MALFORMED, "an opening needs at least one id")]
-        outside = [token for token in m.ids if token >= self.limits.vocabulary_size]
+        biased = () if m.sampling is None else (token for token, _ in m.sampling.logit_bias)
+        outside = [token for token in (*m.ids, *biased) if token >= self.limits.vocabulary_size]
         if outside:
             return [self._outside(m, outside[0])]
         if length >= self.limits.context or m.limit <= length:
@@ -148,7 +158,8 @@ class CloudMachine:
         fresh = CloudSession(m.session, s.slot, m.opening, now_s)
         fresh.committed = kept + list(m.ids)
         fresh.end = fresh.known = fresh.said = length
-        fresh.mode = m.mode
+        fresh.sampler = None if m.sampling is None else Sampler(m.sampling, m.seed)
+        fresh.set_mode(m.mode)
         fresh.limit = min(m.limit, self.limits.context)
         fresh.stop_ids = frozenset(m.stop_ids)
         fresh.ended = fresh.answered = False
@@ -157,18 +168,30 @@ class CloudMachine:
         return replies + self._open_if_ready(fresh)
 
     def _draft(self, s: CloudSession, m: Draft, now_s: float) -> list[Message]:
-        if m.known > len(s.committed):
-            return [_error(m, ErrorCode.UNKNOWN, f"{m.known} ids are known at the edge, {len(s.committed)} here")]
+        length = len(s.committed)
+        awaited = s.refusal is not None and not s.ended and m.epoch > s.refused_epoch
+        if m.known > length + awaited:
+            return [_error(m, ErrorCode.UNKNOWN, f"{m.known} ids are known at the edge, {length} here")]
         outside = [token for token in m.ids if token >= self.limits.vocabulary_size]
         if outside:
             s.ended = True
             return [self._outside(m, outside[0])]
-        s.known = max(s.known, m.known)
+        if m.ids and s.tests and (m.p_draft is None or s.tells_logprobs):
+            s.ended = True
+            what = (
+                "with log-probabilities no draft token is" if s.tells_logprobs else "without p_draft no draft token is"
+            )
+            return [_error(m, ErrorCode.MALFORMED, f"{what} tested")]
+        if m.known > length and m.pos <= length < m.pos + len(m.ids):
+            s.redrawn(m.ids[length - m.pos], now_s)
+            if s.ended:
+                return []
+        s.known = max(s.known, min(m.known, len(s.committed)))
         replies: list[Message] = []
         if m.again:
             s.said = min(s.said, s.known)
-            s.repeat = True
-            replies = self._opened(s)
+            s.repeat, s.tried = True, m.tried or 0
+            replies = self._opened(s) if m.tried is None else self._say(s)
         return replies + self._take(s, m, now_s)
 
     def _take(self, s: CloudSession, m: Draft, now_s: float) -> list[Message]:
@@ -180,8 +203,8 @@ class CloudMachine:
             s.end = max(s.end, after) if same else s.end
             return []
         if m.epoch > s.epoch:
-            s.stale += len(s.draft)
-            s.epoch, s.draft, s.dead, s.hole_asked = m.epoch, [], False, False
+            s.drop_draft()
+            s.epoch, s.dead, s.hole_asked = m.epoch, False, False
             s.want = s.want_end = 0
             s.end = min(m.known, len(s.committed))
         s.end = max(s.end, min(m.known, len(s.committed)))
@@ -218,6 +241,9 @@ class CloudMachine:
                 return [_error(m, ErrorCode.LIMIT, f"more than {bound} draft tokens are ahead of the verdict")]
             else:
                 s.draft.append(token)
+                if s.tests:
+                    assert m.p_draft is not None
+                    s.p_draft.append(m.p_draft[p - m.pos])
         s.end = max(s.end, after)
         return []
 
@@ -237,11 +263,14 @@ class CloudMachine:
     def _verification(self, s: CloudSession) -> Work:
         length = len(s.committed)
         count = len(s.draft) if s.mode >= Mode.EAGER else min(len(s.draft), max(0, s.want_end - length))
-        return Work(s.session, s.slot, length - 1, (s.committed[-1], *s.draft[:count]), count + 1)
+        drafted, draw = tuple(s.draft[:count]), None
+        if s.sampler is not None:
+            draw = Draw(s.sampler, s.committed, drafted, tuple(s.p_draft[:count]))
+        return Work(s.session, s.slot, length - 1, (s.committed[-1], *drafted), count + 1, draw)
 
-    def done(self, work: Work, choices: Sequence[int], elapsed_s: float, now_s: float) -> list[Message]:
-        """Take a pass's result: `choices` are the target's own ids after each of the last `work.rows` ids, -1 where its
-        logits were not finite. `elapsed_s` is how long the pass took."""
+    def done(self, work: Work, choices: Choices, elapsed_s: float, now_s: float) -> list[Message]:
+        """Take a pass's result: what the target makes of the last `work.rows` ids (of no meaning for a piece of the
+        prefill). `elapsed_s` is how long the pass took."""
         s = self._sessions[work.session]
         s.heard_s = now_s  # who waits for a long pass is not idle
         self._pass_ms = max(self._pass_ms, round(elapsed_s * 1000))
@@ -250,25 +279,32 @@ class CloudMachine:
             self._prefills += 1
             s.cached += len(work.ids)
             return self._open_if_ready(s)
-        drafted = work.ids[1:]
-        assert list(drafted) == s.draft[: len(drafted)] and len(choices) == work.rows
+        drafted, accepted = work.ids[1:], choices.accepted
+        assert list(drafted) == s.draft[: len(drafted)] and len(choices.ids) == work.rows
         was_owed = s.owed
-        accepted = accept_greedy(drafted, choices)
         s.passes += 1
         s.verified += len(drafted)
-        new = [*drafted[:accepted], choices[accepted]]
-        room = s.limit - len(s.committed)
+        length, new = len(s.committed), drafted[:accepted]
+        own = choices.refusal is None and (accepted < len(drafted) or not s.tests_all or length + accepted < s.want)
+        if own:
+            new += (choices.ids[accepted],)
+        room = s.limit - length
         stop = next((i + 1 for i, token in enumerate(new) if token in s.stop_ids), room)
         new = new[: min(room, stop)]
-        broken = new[-1] < 0
+        broken = bool(new) and new[-1] < 0
         s.ended = broken or stop < room or len(new) == room
         s.committed += new[: len(new) - broken]
         s.cached = len(s.committed) - 1
-        del s.draft[: len(drafted)]
-        if s.ended or accepted < len(drafted):
+        if choices.logprobs is not None:
+            s.logprobs += choices.logprobs[: len(new) - broken]
+        del s.draft[: len(drafted)], s.p_draft[: len(drafted)]
+        if choices.refusal is not None and not s.ended:
+            s.refuse(choices.refusal)
+        elif s.ended or accepted < len(drafted):
             s.kill_branch()
-        elif s.draft:
+        elif own and s.draft:
             s.verified += 1
+            del s.p_draft[:1]
             if s.draft.pop(0) != new[-1]:
                 s.kill_branch()
         s.busy_s += (now_s - s.owed_since_s) if was_owed else elapsed_s
@@ -282,8 +318,9 @@ class CloudMachine:
     def set_mode(self, session: int, mode: Mode) -> list[Message]:
         """Put a session on another rung of the ladder; leaving free run is said."""
         s = self._sessions[session]
-        left = s.mode is Mode.FREE and mode is not Mode.FREE
-        s.mode = mode
+        was = s.mode
+        s.set_mode(mode)
+        left = was is Mode.FREE and s.mode is not Mode.FREE
         s.repeat = s.repeat or left
         return self._say(s)
 
@@ -314,10 +351,13 @@ class CloudMachine:
         numbers = (s.passes, s.verified, s.stale, round(s.busy_s * 1e4))
         told = Counters(*(min(number, U32) for number in numbers)) if counters else None  # an edge can flood them
         more = s.mode is Mode.FREE and not s.ended
-        verdict = Verdict(s.session, s.opening, max(s.epoch, 0), s.said, ids, more, False, told)
+        logprobs = s.logprobs_of(s.said) if ids and s.tells_logprobs else None
+        verdict = Verdict(
+            s.session, s.opening, max(s.epoch, 0), s.said, ids, more, s.refusal is not None, told, s.told, logprobs
+        )
         s.said = len(s.committed)
         s.repeat = False
-        s.answered = s.answered or bool(ids)
+        s.answered = s.answered or bool(ids) or s.refusal is not None
         s.verdicts += 1
         return [verdict]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pipesd.core import LEAST_AHEAD, Mode
+from pipesd.core import LEAST_AHEAD, Logprobs, Mode
+from pipesd.policy.accept import Draw, Refusal, Refused
+from pipesd.policy.sampler import Sampler
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,15 @@ class CloudLimits:
 
 class Work(NamedTuple):
     """One session's share of a pass: cut the slot to `keep` positions, append `ids`, and give the target's choice for
-    each of the last `rows` (none for a piece of the prefill)."""
+    each of the last `rows` (none for a piece of the prefill). `draw` says how they are drawn, None: the highest logit
+    each."""
 
     session: int
     slot: int
     keep: int
     ids: tuple[int, ...]
     rows: int
+    draw: Draw | None = None
 
 
 @dataclass
@@ -51,6 +55,12 @@ class CloudSession:
     heard_s: float
     committed: list[int] = field(default_factory=list)
     draft: list[int] = field(default_factory=list)
+    p_draft: list[float] = field(default_factory=list)  # of each of `draft`, where it is tested
+    sampler: Sampler | None = None  # None: the highest logit
+    logprobs: list[Logprobs] = field(default_factory=list)  # of the last ids of `committed`, where they are told
+    refusal: Refusal | None = None  # the edge's draw is awaited
+    tried: int = 0  # how many proposals of it the edge refused
+    refused_epoch: int = -1
     epoch: int = -1
     dead: bool = False
     end: int = 0
@@ -76,11 +86,38 @@ class CloudSession:
 
     @property
     def owed(self) -> bool:
-        """A verdict is owed: asked for, not reached, and the branch lives."""
-        return not self.ended and not self.dead and len(self.committed) < self.want
+        """A verdict is owed: asked for, not reached, the branch lives, and the edge has nothing to say first."""
+        return not (self.ended or self.dead or self.refusal is not None) and len(self.committed) < self.want
+
+    @property
+    def tests(self) -> bool:
+        """Draft tokens are tested against a random number."""
+        return self.sampler is not None and self.sampler.sampling.tests
+
+    @property
+    def tests_all(self) -> bool:
+        """What the edge may have drawn is tested, always: nothing else stands there unless the edge asked for it."""
+        return self.sampler is not None and self.tests and not self.sampler.sampling.own_token
+
+    @property
+    def tells_logprobs(self) -> bool:
+        return self.sampler is not None and self.sampler.sampling.logprobs is not None
+
+    def logprobs_of(self, pos: int) -> tuple[Logprobs, ...]:
+        """Those of the committed ids from `pos` on, which must be of this opening."""
+        return tuple(self.logprobs[len(self.logprobs) - len(self.committed) + pos :])
+
+    @property
+    def told(self) -> Refused | None:
+        """What the edge is told of the refusal that stands."""
+        return None if self.refusal is None else self.refusal.told(self.tried)
+
+    def set_mode(self, mode: Mode) -> None:
+        """The ladder's top rung would put tokens where the edge may have drawn some."""
+        self.mode = min(mode, Mode.EAGER) if self.tests_all else mode
 
     def wants_pass(self, run_ahead: int) -> bool:
-        if self.ended or not self.opened:
+        if self.ended or not self.opened or self.refusal is not None:
             return False
         if self.owed and self.end >= self.want_end:
             return True
@@ -90,6 +127,24 @@ class CloudSession:
 
     def kill_branch(self) -> None:
         self.dead = True
-        self.stale += len(self.draft)
-        self.draft = []
+        self.drop_draft()
         self.want = self.want_end = 0
+
+    def drop_draft(self) -> None:
+        self.stale += len(self.draft)
+        self.draft, self.p_draft = [], []
+
+    def refuse(self, refusal: Refusal) -> None:
+        """The first of the draft is refused: the edge draws what stands there."""
+        self.refusal, self.tried, self.refused_epoch = refusal, 0, self.epoch
+        self.repeat = True
+        self.kill_branch()
+
+    def redrawn(self, token: int, now_s: float) -> None:
+        """The edge drew what was awaited; it needs no verdict to know it."""
+        self.refusal = None
+        self.committed.append(token)
+        self.cached = len(self.committed) - 1  # the refusing pass went over the position before
+        self.said = len(self.committed)
+        self.ended = token in self.stop_ids or len(self.committed) >= self.limit
+        self.owed_since_s = now_s
