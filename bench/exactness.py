@@ -17,8 +17,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,10 @@ def prompts_of(options: argparse.Namespace) -> list[str]:
 
 
 @contextmanager
-def cloud(target: str) -> Iterator[tuple[str, int]]:
+def cloud(target: str, dtype: str = "float32") -> Iterator[tuple[str, int]]:
     """A served target as (address, process id)."""
     command = [sys.executable, "-c", "import sys; from pipesd.cloud.cli import main; sys.exit(main())"]
-    command += ["serve", "--model", target, "--bind", "tcp://127.0.0.1:0", "--threads", "1", "--dtype", "float32"]
+    command += ["serve", "--model", target, "--bind", "tcp://127.0.0.1:0", "--threads", "1", "--dtype", dtype]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -83,15 +84,29 @@ def worker_of(front: int) -> int:
     return max(children, key=lambda pid: int(Path(f"/proc/{pid}/statm").read_text().split()[1]))
 
 
-def generate(config: EdgeConfig, ids: Sequence[int], tokens: int, kill_at: int = 0, front: int = 0) -> dict[str, Any]:
-    """One generation; with `kill_at`, the worker is killed once that many tokens have come."""
-    with EdgeSession(config) as session:
+def kill_worker(front: int) -> None:
+    os.kill(worker_of(front), signal.SIGKILL)
+
+
+def generate(
+    config: EdgeConfig,
+    ids: Sequence[int],
+    tokens: int,
+    *,
+    at: int = 0,
+    then: Callable[[], object] | None = None,
+    drafter: Any = None,
+    **sampling: Any,
+) -> dict[str, Any]:
+    """One generation with these options of sampling; `then` is called once, when `at` tokens have come."""
+    tokeniser = None if drafter is None else drafter.tokeniser
+    with EdgeSession(config, drafter=drafter, tokeniser=tokeniser) as session:
         come = 0
-        for piece in session.generate(ids, max_tokens=tokens):
+        for piece in session.generate(ids, max_tokens=tokens, **sampling):
             come += len(piece.token_ids)
-            if kill_at and come >= kill_at:
-                os.kill(worker_of(front), signal.SIGKILL)
-                kill_at = 0
+            if then is not None and come >= at:
+                then()
+                then = None
         return {"ids": list(session.token_ids), "stats": session.stats}
 
 
@@ -165,7 +180,8 @@ def main() -> int:
             time.sleep(max(0.0, KILL_EVERY_S - (time.monotonic() - killed_s)))
             killed_s = time.monotonic()
             config = EdgeConfig(**base, cloud=address, strategy=("pipesd", "vanilla")[number % 2], tuning="off")
-            run = generate(config, ids, options.tokens, kill_at=max(1, len(own) // 2), front=front)
+            kill = partial(kill_worker, front)
+            run = generate(config, ids, options.tokens, at=max(1, len(own) // 2), then=kill)
             killed += run["stats"]["openings"] > 1
             differing += run["ids"] != own
             print(f"{number}/{len(prompts)}: {len(own)} ids, {differing} runs differ so far", file=sys.stderr)

@@ -1,7 +1,8 @@
 """A recorded target behind an emulated link, for benches: recordings, and the processes that replay them.
 
-A recording holds what a real target says, greedily, behind prompts; it is made once. Replayed, the ids come in the
-time that is asked for and nothing is computed, so that a drafter on the same machine has it for itself. The cloud (a
+A recording holds what a real target says behind prompts, greedily or as it samples with a seed; it is made once.
+Replayed, the ids come in the time that is asked for and nothing is computed, so that a drafter on the same machine has
+it for itself: under shared noise the target's samples do not hang on what is drafted. The cloud (a
 front process and a worker process) and the link are processes of their own: no lock of Python's is shared with the
 edge.
 """
@@ -17,7 +18,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ from pipesd.cloud.server import serve
 from pipesd.config import CloudConfig, EdgeConfig
 from pipesd.core import Vocabulary
 from pipesd.errors import PipeSDError, UsageError
+from pipesd.policy.accept import Choices, Draw
+from pipesd.policy.batch_choices import Batch, greedy_choices
 from pipesd.protocol.vocabulary import vocabulary_hash
 from pipesd.sim.proxy import LinkProxy
 from pipesd.sim.targets import ReplayedTarget
@@ -47,6 +50,7 @@ class Record(NamedTuple):
 
     ids: tuple[int, ...]
     output: tuple[int, ...]
+    seed: int | None = None  # that it was sampled with
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Recording:
     target: str
     vocabulary: str  # its hash, hexadecimal
     records: tuple[Record, ...]
+    sampling: dict[str, Any] = field(default_factory=dict)  # options of `generate`; without any it is greedy
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps({**self.__dict__, "records": [r._asdict() for r in self.records]}) + "\n")
@@ -63,7 +68,7 @@ class Recording:
     @classmethod
     def load(cls, path: Path) -> Recording:
         table = json.loads(path.read_text())
-        records = (Record(tuple(r["ids"]), tuple(r["output"])) for r in table.pop("records"))
+        records = (Record(tuple(r["ids"]), tuple(r["output"]), r.get("seed")) for r in table.pop("records"))
         return cls(**table, records=tuple(records))
 
 
@@ -80,8 +85,11 @@ def prompts_of(paths: Sequence[str]) -> list[str]:
     return [source[i] for i in range(longest) for source in sources if i < len(source)]
 
 
-def record(draft: str, target: str, tokeniser: Any, prompts: Sequence[str], count: int, tokens: int) -> Recording:
-    """What the real target says behind the first prompts whose output goes on for `tokens` ids, `count` of them.
+def record(
+    draft: str, target: str, tokeniser: Any, prompts: Sequence[str], count: int, tokens: int, **sampling: Any
+) -> Recording:
+    """What the real target says behind the first prompts whose output goes on for `tokens` ids, `count` of them; with
+    options of `sampling`, under a seed of each prompt's own.
 
     Raises UsageError if there are not so many.
     """
@@ -94,11 +102,13 @@ def record(draft: str, target: str, tokeniser: Any, prompts: Sequence[str], coun
             ids = tokeniser.encode(prompt, special=True)
             if len(ids) > LONGEST_PROMPT:
                 continue
-            output = generate(config, ids, tokens)["ids"]
+            seed = tried if sampling else None
+            output = generate(config, ids, tokens, seed=seed, **sampling)["ids"]
             if len(output) == tokens and not tokeniser.end_ids.intersection(output):
-                records.append(Record(tuple(ids), tuple(output)))
+                records.append(Record(tuple(ids), tuple(output), seed))
             print(f"recorded {len(records)} of {count}, {tried} prompts tried", file=sys.stderr)
-    return checked(Recording(Path(target).name, digest(tokeniser), tuple(records)), tokeniser, count, tokens)
+    made = Recording(Path(target).name, digest(tokeniser), tuple(records), sampling)
+    return checked(made, tokeniser, count, tokens)
 
 
 def scripted_recording(tokeniser: ByteTokeniser, count: int, tokens: int) -> Recording:
@@ -125,15 +135,22 @@ def checked(recording: Recording, tokeniser: Any, count: int, tokens: int) -> Re
     return recording
 
 
+class DictatedTarget(ReplayedTarget):
+    """Chooses what was recorded, whatever the options of sampling: its logits are none to draw from."""
+
+    def sample(self, batch: Batch, draws: Sequence[Draw | None]) -> list[Choices]:
+        return greedy_choices(batch, self.greedy(batch))
+
+
 class Replay:
     """Makes the replayed target, in its worker's process."""
 
     def __init__(self, recording: Recording, vocabulary: Vocabulary, end_ids: Sequence[int], pace: dict[str, float]):
         self.recording, self.vocabulary, self.end_ids, self.pace = recording, vocabulary, tuple(end_ids), pace
 
-    def __call__(self) -> ReplayedTarget:
-        text = RecordedText(self.recording.records)
-        return ReplayedTarget(text, self.vocabulary, context=CONTEXT, end_ids=self.end_ids, **self.pace)
+    def __call__(self) -> DictatedTarget:
+        text = RecordedText([(record.ids, record.output) for record in self.recording.records])
+        return DictatedTarget(text, self.vocabulary, context=CONTEXT, end_ids=self.end_ids, **self.pace)
 
 
 class Addresses(NamedTuple):

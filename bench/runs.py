@@ -28,7 +28,7 @@ from replay import (
 
 from pipesd.config import EdgeConfig
 from pipesd.core import Drawn, common_prefix
-from pipesd.edge.models import Drafter, Tokeniser
+from pipesd.edge.models import Chooser, Drafter, Tokeniser
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import UsageError
 from pipesd.sim.check import check_file
@@ -57,9 +57,9 @@ class Paced:
     def __len__(self) -> int:
         return len(self._inner)
 
-    def draft(self) -> Drawn:
+    def draft(self, sampler: Chooser | None = None) -> Drawn:
         begun_s = time.perf_counter()
-        drawn = self._inner.draft()
+        drawn = self._inner.draft(sampler)
         time.sleep(max(0.0, self._gamma_s - (time.perf_counter() - begun_s)))
         return drawn
 
@@ -72,6 +72,7 @@ class Measured(NamedTuple):
     estimates: dict[str, Any]  # the session's last
     triggers: dict[str, int]  # how often each rule asked for verification
     wrong: list[str]  # outputs that are not the recorded ones, and what an event log contradicts
+    each: Sequence[dict[str, Any]] = ()  # the statistics of each generation
 
 
 class Edge(NamedTuple):
@@ -100,10 +101,10 @@ class Edge(NamedTuple):
         each: list[dict[str, Any]] = []
         wrong = []
         with EdgeSession(config, drafter=self.drafter, tokeniser=self.tokeniser) as session:
-            for prompt, output in records:
+            for prompt, output, seed in records:
                 if sum(stats["rounds"] for stats in each) >= rounds:
                     break
-                for _ in session.generate(prompt, max_tokens=tokens):
+                for _ in session.generate(prompt, max_tokens=tokens, seed=seed, **self.recording.sampling):
                     pass
                 each.append(session.stats)
                 if config.strategy != "local" and session.token_ids != output[:tokens]:
@@ -115,7 +116,7 @@ class Edge(NamedTuple):
         triggers = sum((Counter(stats["triggers"]) for stats in each), Counter())
         elapsed_ms = sum((stats["tpt_ms"] or 0.0) * stats["tokens"] for stats in each)
         estimates = {name: each[-1][name] for name in ESTIMATES}
-        return Measured(elapsed_ms / max(1, sums["tokens"]), sums, estimates, dict(triggers), wrong)
+        return Measured(elapsed_ms / max(1, sums["tokens"]), sums, estimates, dict(triggers), wrong, each)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

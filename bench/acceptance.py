@@ -1,0 +1,199 @@
+"""How often a draft token is accepted when both sides sample, and what the edge could tell of it beforehand.
+
+All of it is of logits that were computed once, without sessions: `Tally` takes the places of texts (see `both_rows`)
+and keeps a few numbers of each; intervals are bootstraps over whole texts, as the places of one are not independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from both_rows import Place
+
+from pipesd.policy.sampler import Choice, Sampler
+from pipesd.policy.sampling import Law, Sampling, adjusted, warped
+
+RESAMPLED = 1000
+FIRST_SEED = 1 << 32  # of those that are counted with; the texts themselves have lower ones
+VARIANTS: dict[str, dict[str, Any]] = {
+    "": {},
+    "top-p .95": {"top_p": 0.95},
+    "top-k 50": {"top_k": 50},
+    "min-p .05": {"min_p": 0.05},
+}
+
+
+class Interval(NamedTuple):
+    """An estimate and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def over_texts(texts: int, figure: Callable[[np.ndarray], float], seed: int = 0) -> Interval:
+    """`figure(chosen)` of all texts, and its percentile interval over draws of as many texts with replacement."""
+    draws = np.random.default_rng(seed).integers(texts, size=(RESAMPLED, texts))
+    low, high = np.nanquantile([figure(chosen) for chosen in draws], (0.025, 0.975))
+    return Interval(figure(np.arange(texts)), float(low), float(high))
+
+
+def mean_over(sums: np.ndarray, counts: np.ndarray) -> Interval:
+    """The mean over all places, from each text's sum and number of places."""
+    return over_texts(len(sums), lambda chosen: float(sums[chosen].sum() / counts[chosen].sum()))
+
+
+def dense(law: Law, width: int) -> np.ndarray:
+    """Its probabilities over all ids, float64 (width,)."""
+    found = np.zeros(width)
+    found[slice(len(law.weights)) if law.ids is None else law.ids] = law.weights
+    return found / found.sum()
+
+
+def overlap(p: np.ndarray, q: np.ndarray) -> float:
+    """Σ min(p, q): how often a draft token is accepted in rejection sampling (Leviathan et al. 2023, theorem 3.5)."""
+    return float(np.minimum(p, q).sum())
+
+
+def coupled(p: np.ndarray, q: np.ndarray) -> float:
+    """Σ_i 1 / Σ_j max(p_j / p_i, q_j / q_i): how often two races under the same noise have the same winner (Daliri,
+    Musco and Suresh 2024). Of one i, the left part is the larger for each j of which q_j / p_j ≤ q_i / p_i."""
+    both = (p > 0) & (q > 0)
+    order = np.argsort(q[both] / p[both], kind="stable")
+    some_p, some_q = p[both][order], q[both][order]
+    # ids that one side alone can draw stand at the ends of that order: the target's before, the draft's behind all
+    p_before = p[~both].sum() + np.cumsum(some_p)
+    q_behind = q[~both].sum() + some_q.sum() - np.cumsum(some_q)
+    return float((1 / (p_before / some_p + q_behind / some_q)).sum())
+
+
+class Draw(NamedTuple):
+    """One draft token under the noise of one seed: what the edge knows of it, and whether it was accepted."""
+
+    p_draft: float  # at temperature 1, before all options
+    certainty: float  # 1 - entropy ÷ its maximum, at temperature 1
+    margin: float
+    accepted: bool
+
+
+class Tally:
+    """The figures of one temperature, text by text."""
+
+    def __init__(self, temperature: float, seeds: int) -> None:
+        """`seeds`: how many to count with at each place, others for each text."""
+        self.samplings = {name: Sampling(temperature=temperature, **options) for name, options in VARIANTS.items()}
+        self._seeds = seeds
+        self._rates: list[dict[str, list[tuple[float, float, float]]]] = []
+        self._draws: list[list[Draw]] = []
+
+    def text(self, places: Sequence[Place]) -> None:
+        """Take in the places of one text."""
+        rates: dict[str, list[tuple[float, float, float]]] = {name: [] for name in VARIANTS}
+        draws: list[Draw] = []
+        for place in places:
+            for name, sampling in self.samplings.items():
+                p, q = (law_of(row, sampling, place.prefix, len(place.target)) for row in (place.target, place.draft))
+                pairs = self._pairs(place, sampling)
+                counted = sum(own.id == drafted.id for own, drafted in pairs) / len(pairs)
+                rates[name].append((overlap(p, q), coupled(p, q), counted))
+                if not name:
+                    draws += self._seen(place, pairs)
+        self._rates.append(rates)
+        self._draws.append(draws)
+
+    def _pairs(self, place: Place, sampling: Sampling) -> list[tuple[Choice, Choice]]:
+        """What target and draft model draw at a place, for each seed."""
+        at, prefix = len(place.prefix), place.prefix
+        pairs = []
+        first = FIRST_SEED + len(self._rates) * self._seeds
+        for seed in range(first, first + self._seeds):
+            sampler = Sampler(sampling, seed)
+            own, drafted = sampler.choose(place.target, at, prefix), sampler.choose(place.draft, at, prefix)
+            assert own is not None and drafted is not None, "logits that are not finite"
+            pairs.append((own, drafted))
+        return pairs
+
+    def _seen(self, place: Place, pairs: Sequence[tuple[Choice, Choice]]) -> list[Draw]:
+        """The draft tokens with what the edge's triggers may know of them."""
+        below = place.draft.astype(float) - place.draft.max()
+        weights = np.exp(below)
+        total = weights.sum()
+        entropy = math.log(total) - float((weights * below).sum()) / total
+        certainty = 1 - entropy / math.log(len(below))
+        return [Draw(weights[d.id] / total, certainty, d.margin, own.id == d.id) for own, d in pairs]
+
+    def acceptance(self) -> dict[str, dict[str, Interval]]:
+        """For each variant: by rejection sampling, under shared noise by its formula, and the same counted."""
+        found = {}
+        for name in VARIANTS:
+            columns = [np.array([np.sum(text[name], axis=0) for text in self._rates])[:, n] for n in range(3)]
+            counts = np.array([len(text[name]) for text in self._rates])
+            kinds = ("rejection", "noise", "noise counted")
+            found[name] = {kind: mean_over(column, counts) for kind, column in zip(kinds, columns, strict=True)}
+        return found
+
+    def predictors(self) -> dict[str, Interval]:
+        """Area under the ROC curve of each score as a predictor of acceptance under noise, and the difference of the
+        margin's and the probability's."""
+        texts = [np.array(draws) for draws in self._draws]
+
+        def area(column: int) -> Callable[[np.ndarray], float]:
+            def of(chosen: np.ndarray) -> float:
+                drawn = np.concatenate([texts[i] for i in chosen])
+                return roc_area(drawn[:, column], drawn[:, 3] > 0)
+
+            return of
+
+        p_draft, certainty, margin = (area(column) for column in range(3))
+        return {
+            "p_draft": over_texts(len(texts), p_draft),
+            "entropy": over_texts(len(texts), certainty),
+            "margin": over_texts(len(texts), margin),
+            "margin - p_draft": over_texts(len(texts), lambda chosen: margin(chosen) - p_draft(chosen)),
+        }
+
+    @property
+    def places(self) -> int:
+        return sum(len(text[""]) for text in self._rates)
+
+
+def law_of(row: np.ndarray, sampling: Sampling, prefix: Sequence[int], width: int) -> np.ndarray:
+    return dense(warped(adjusted(row, sampling, prefix), sampling), width)
+
+
+def roc_area(scores: np.ndarray, right: np.ndarray) -> float:
+    """Probability that a score of `right` is above one of the others, ties counted half; nan where one has none."""
+    good, bad = scores[right], np.sort(scores[~right])
+    if not len(good) or not len(bad):
+        return math.nan
+    below = np.searchsorted(bad, good, "left") + np.searchsorted(bad, good, "right")
+    return float(below.mean() / 2 / len(bad))
+
+
+def acceptance_table(found: Mapping[float, Mapping[str, Mapping[str, Interval]]]) -> list[str]:
+    lines = [f"{'T':>4} {'options':10}{'rejection':>24}{'shared noise':>24}{'counted':>24}"]
+    for temperature, variants in found.items():
+        for name, rates in variants.items():
+            lines.append(f"{temperature:4g} {name:10}" + "".join(f"{rate!s:>24}" for rate in rates.values()))
+    return lines
+
+
+def predictor_table(found: Mapping[float, Mapping[str, Interval]]) -> list[str]:
+    """One line a temperature, and one that says what follows."""
+    names = list(next(iter(found.values())))
+    lines = [f"{'T':>4} " + "".join(f"{name:>26}" for name in names)]
+    lines += [f"{t:4g} " + "".join(f"{area!s:>26}" for area in areas.values()) for t, areas in found.items()]
+    differences = [areas["margin - p_draft"] for areas in found.values()]
+    if all(d.low > 0 for d in differences):
+        verdict = "the margin under the noise foretells acceptance better than the probability, at every temperature"
+    elif all(d.high < 0 for d in differences):
+        verdict = "the probability foretells acceptance better than the margin under the noise, at every temperature"
+    else:
+        verdict = "neither the margin nor the probability foretells acceptance better at every temperature"
+    return [*lines, verdict]
