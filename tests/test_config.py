@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, asdict, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -16,8 +16,8 @@ from pipesd.config import add_flags, make_config, read_tables
 from pipesd.errors import UsageError
 
 KINDS = (EdgeConfig, GenerateConfig, CloudConfig)
-# set to this value, these are refused by name although they are within their bounds: not part of this version
-ABSENT = {("temperature", 1), ("temperature", 0.5), ("keys", "text")}
+ABSENT = {("keys", "text")}  # refused by name: not part of this version
+NEEDED = {"top_mass": {"sampling": "picospec"}}  # what an option goes with
 
 
 def numbers(kind: type) -> Iterator[tuple[str, type, Any, Any]]:
@@ -34,21 +34,21 @@ def flag(name: str) -> str:
 
 
 def by_library(kind: type, name: str, value: Any) -> Any:
-    return getattr(kind(**{name: value}), name)
+    return getattr(kind(**{**NEEDED.get(name, {}), name: value}), name)
 
 
 def by_file(kind: type, name: str, value: Any, tmp_path: Path) -> Any:
     text = {True: "true", False: "false"}.get(value, repr(value)) if isinstance(value, bool) else repr(value)
     file = tmp_path / "pipesd.toml"
     file.write_text(f"[table]\n{name} = {text}\n")
-    return getattr(make_config(kind, read_tables(str(file), ["table"])["table"], {}), name)
+    return getattr(make_config(kind, read_tables(str(file), ["table"])["table"], NEEDED.get(name, {})), name)
 
 
 def by_flag(kind: type, name: str, value: Any) -> Any:
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_flags(parser, kind)
     given = vars(parser.parse_args([f"{flag(name)}={value}"]))
-    return getattr(make_config(kind, {}, given), name)
+    return getattr(make_config(kind, NEEDED.get(name, {}), given), name)
 
 
 def every_way(kind: type, name: str, value: Any, tmp_path: Path) -> Iterator[Any]:
@@ -79,9 +79,10 @@ def test_both_bounds_are_included_and_nothing_beyond(
         if bound is None:
             continue
         for way in every_way(kind, name, wanted(bound), tmp_path):
-            if (name, bound) not in ABSENT:
-                value = way()
-                assert value == bound and type(value) is wanted
+            if (name, bound) == ("top_mass", 0):
+                continue
+            value = way()
+            assert value == bound and type(value) is wanted
         for beyond in (bound + sign * step, bound + sign * max(1.0, abs(bound)) * 10):
             for way in every_way(kind, name, wanted(beyond), tmp_path):
                 with pytest.raises(UsageError, match=rf"^{flag(name)[2:]}: got .*, wanted ") as error:
@@ -107,7 +108,7 @@ def test_what_is_no_number_is_refused(kind: type, name: str, wanted: type, tmp_p
             by_library(kind, name, 4.0)
         with pytest.raises(argparse.ArgumentError, match="invalid int value"):
             by_flag(kind, name, "4.0")
-    if name != "seed":
+    if name not in ("seed", "logprobs"):
         with pytest.raises(UsageError):
             by_library(kind, name, None)
 
@@ -161,10 +162,111 @@ def test_stop_texts(tmp_path: Path) -> None:
         GenerateConfig(stop=("a", ""))
 
 
-def test_what_this_version_does_not_have_is_refused_by_name() -> None:
-    for temperature in (0.7, 1e-8, 1):
-        with pytest.raises(UsageError, match=r"temperature .*: sampling is not part of this version"):
+def test_temperatures() -> None:
+    for temperature in (0, 0.0, -0.0, 1e-8, 5e-324, 0.7, 1, 100):
+        assert GenerateConfig(temperature=temperature).temperature == temperature
+    for temperature in (-1, -1e-9, 100.1, math.nan, math.inf):
+        with pytest.raises(UsageError, match=r"^temperature: got .*, wanted 0 to 100$"):
             GenerateConfig(temperature=temperature)
+
+
+def test_picospec_and_its_top_mass_go_together(tmp_path: Path) -> None:
+    assert GenerateConfig(sampling="picospec", top_mass=8).top_mass == 8
+    with pytest.raises(UsageError, match=r"^sampling picospec needs top-mass"):
+        GenerateConfig(sampling="picospec")
+    for method in ("noise", "rejection"):
+        with pytest.raises(UsageError, match=f"^top-mass goes with sampling picospec, not with {method}"):
+            GenerateConfig(sampling=method, top_mass=8)
+    for way in every_way(GenerateConfig, "sampling", "gumbel", tmp_path):
+        with pytest.raises(UsageError, match=r"^sampling: got 'gumbel', wanted one of noise, rejection, picospec"):
+            way()
+
+
+BIAS = ((3, -math.inf), (7, 2.5))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {3: -math.inf, 7: 2.5},
+        {7: 2.5, "3": -math.inf},
+        [(7, 2.5), (3, -math.inf)],
+        [[7, 2.5], ["3", -math.inf]],
+        ("7=2.5", "3=-inf"),
+        BIAS,
+    ],
+)
+def test_a_logit_bias_in_every_form_of_the_library(given: Any) -> None:
+    assert GenerateConfig(logit_bias=given).logit_bias == BIAS
+    assert GenerateConfig(**asdict(GenerateConfig(logit_bias=given))).logit_bias == BIAS, "it can be passed on"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "logit-bias = { 3 = -inf, 7 = 2.5 }",
+        "logit_bias = [[7, 2.5], [3, -inf]]",
+        "logit_bias = ['7=2.5', '3=-inf']",
+        "[table.logit-bias]\n7 = 2.5\n3 = -inf",
+    ],
+)
+def test_a_logit_bias_in_every_form_of_a_file(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "pipesd.toml"
+    file.write_text(f"[table]\n{text}\n")
+    table = read_tables(str(file), ["table"])["table"]
+    assert make_config(GenerateConfig, table, {}).logit_bias == BIAS
+    assert make_config(GenerateConfig, table, {"logit_bias": ["1=1"]}).logit_bias == ((1, 1.0),), "a flag wins"
+
+
+def test_a_logit_bias_by_flags() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, GenerateConfig)
+    given = vars(parser.parse_args(["--logit-bias", "7=2.5", "--logit-bias=3=-inf"]))
+    assert make_config(GenerateConfig, {}, given).logit_bias == BIAS
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (5, "got 5, wanted ID=BIAS"),
+        ("7=1", "got '7=1', wanted ID=BIAS"),
+        (b"7=1", "wanted ID=BIAS"),
+        (None, "got None, wanted ID=BIAS"),
+        ({1, 2}, "wanted ID=BIAS"),
+        ([7], "got 7, wanted ID=BIAS"),
+        ([(7,)], r"got \(7,\), wanted ID=BIAS"),
+        (["7"], "got '' for id 7"),
+        (["7="], "got '7=', wanted ID=BIAS"),
+        (["7=x"], "got '7=x', wanted ID=BIAS"),
+        (["x=1"], "got id 'x', wanted a whole number"),
+        (["=1"], "got id '', wanted a whole number"),
+        (["-1=1"], "got id '-1', wanted a whole number"),
+        (["٣=1"], "wanted a whole number"),
+        (["9" * 5000 + "=1"], "wanted a whole number"),
+        ({-1: 1.0}, "got id -1, wanted a whole number"),
+        ({1 << 31: 1.0}, "got id 2147483648, wanted a whole number, 0 to 2147483647"),
+        ({True: 1.0}, "got id True"),
+        ({1.0: 1.0}, "got id 1.0"),
+        ({1: True}, "got True for id 1"),
+        ({1: "1"}, "got '1' for id 1"),
+        ({1: None}, "got None for id 1"),
+        ({1: math.nan}, "got nan for id 1, wanted -1000 to 1000, or -inf"),
+        ({1: math.inf}, "got inf for id 1"),
+        ({1: 1e9}, "got 1000000000.0 for id 1"),
+        ({1: 10**400}, "for id 1, wanted"),
+        (["1=nan"], "got nan for id 1"),
+        ([(1, 1.0), (1, 1.0)], "got id 1 twice"),
+        ({1: 0.5, "1": 0.5}, "got id 1 twice"),
+        (dict.fromkeys(range(1025), 0.0), "got 1025 ids, wanted at most 1024"),
+    ],
+)
+def test_what_is_no_logit_bias_is_refused_in_one_line(given: Any, error: str) -> None:
+    with pytest.raises(UsageError, match=f"^logit-bias: .*{error}") as refused:
+        GenerateConfig(logit_bias=given)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_this_version_does_not_have_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="keys are not part of this version"):
         CloudConfig(keys="folder")
 
@@ -176,7 +278,12 @@ def test_a_tuning_file_has_a_name() -> None:
 
 def test_options_without_effect_are_named() -> None:
     assert GenerateConfig().without_effect() == []
-    assert GenerateConfig(top_k=3, top_p=0.5, min_p=0.1, seed=3).without_effect() == ["top_k", "top_p", "min_p"]
+    idle = {"top_k": 3, "top_p": 0.5, "min_p": 0.1, "sampling": "picospec", "top_mass": 2}
+    others = {"seed": 3, "presence_penalty": 0.5, "logit_bias": {1: 1.0}, "logprobs": 0}
+    assert GenerateConfig(**idle, **others).without_effect() == list(idle)
+    assert GenerateConfig(**idle, temperature=1e-8).without_effect() == []
+    assert GenerateConfig(**idle, **others).beyond_greedy() == ["presence_penalty", "logit_bias", "logprobs"]
+    assert GenerateConfig(temperature=1).beyond_greedy() == ["temperature"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -255,7 +255,7 @@ def test_padding_ids_are_never_proposed_and_the_probability_counts_the_whole_row
     row = np.zeros(512, np.float32)
     row[500], row[469], row[3] = 30.0, 29.0, 28.0
     drafter._logits = lambda: row  # type: ignore[method-assign]
-    token_id, p_draft, _ = drafter._choose()
+    token_id, p_draft, *_ = drafter._choose()
     assert token_id == 469
     assert p_draft == pytest.approx(np.exp(-1) / (1 + np.exp(-1) + np.exp(-2)), rel=1e-4)
     drafter.close()
@@ -266,7 +266,7 @@ def test_a_row_that_is_not_finite_gives_a_guess_without_confidence(drafter: Draf
     for row in (np.full(512, bad, np.float32), np.r_[np.zeros(500), [bad] * 12].astype(np.float32)):
         drafter._logits = lambda row=row: row  # type: ignore[method-assign, misc]
         with np.errstate(all="raise", under="ignore"):
-            token_id, p_draft, entropy = drafter._choose()
+            token_id, p_draft, entropy, *_ = drafter._choose()
         assert 0 <= token_id < 512 and 0.0 <= p_draft <= 1.0
         wanted = np.log(500) if np.isfinite(row.max()) else np.log(512)
         assert entropy == pytest.approx(wanted, rel=1e-5)

@@ -195,8 +195,9 @@ def test_wrong_use_with_json_is_one_object_too(arguments: list[str]) -> None:
 def test_sampling_is_refused_by_name_before_anything_is_loaded() -> None:
     for option in ("--draft", "--config"):
         assert edge("generate", option, "/no/such", "--prompt", "x").code == 2
-    ran = edge("generate", "--draft", "/no/such.gguf", "--cloud", NOWHERE, "--prompt", "x", "--temperature", "0.7")
-    assert ran.code == 2 and "temperature 0.7: sampling is not part of this version" in ran.complaint
+    common = ["generate", "--draft", "/no/such.gguf", "--cloud", NOWHERE, "--prompt", "x"]
+    ran = edge(*common, "--temperature", "-0.7")
+    assert ran.code == 2 and "temperature: got -0.7, wanted 0 to 100" in ran.complaint
 
 
 def test_a_prompt_without_its_option_is_not_repeated() -> None:

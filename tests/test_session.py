@@ -11,6 +11,7 @@ import pytest
 from clouds import LAW, PATIENT_S, Serving, at_once, edge, ids_of, recorded, said, serving, wait_until
 
 from pipesd.core import Drawn, Piece
+from pipesd.edge.models import Chooser
 from pipesd.errors import DrafterFailed, Refused, UsageError
 from pipesd.protocol.messages import ErrorCode
 from pipesd.sim.drafters import Agreement, DraftScript, ScriptedDrafter
@@ -306,10 +307,10 @@ def test_the_draft_context_limits_local() -> None:
 class FailingDrafter(ScriptedDrafter):
     """Fails at its twentieth draft, as llama.cpp may."""
 
-    def draft(self) -> Drawn:
+    def draft(self, sampler: Chooser | None = None) -> Drawn:
         if self.drawn == 20:
             raise DrafterFailed("scripted: no memory left")
-        return super().draft()
+        return super().draft(sampler)
 
 
 def test_a_drafter_that_fails_costs_drafts_not_the_text(caplog: pytest.LogCaptureFixture) -> None:

@@ -95,11 +95,12 @@ def test_a_start_token_in_the_prompt_is_taken_once(cloud: Serving, caplog: pytes
 def test_options_are_refused_at_once_by_name(cloud: Serving) -> None:
     with edge(cloud.address) as session:
         for options, error in (
-            ({"temperature": 0.7}, "temperature"),
+            ({"temperature": -0.7}, "temperature"),
+            ({"grammar": "x"}, "grammar"),
             ({"max_tokens": 0}, "max-tokens"),
             ({"max_token": 5}, "max_token.*max_tokens"),
             ({"stop": ["a", ""]}, "stop"),
-            ({"logit_bias": {}}, "logit_bias"),
+            ({"logit_bias": {-1: 0.0}}, "logit-bias"),
         ):
             with pytest.raises(UsageError, match=error):
                 session.generate(PROMPT, **options)

@@ -266,7 +266,7 @@ class Drafter:
             self._row = np.ctypeslib.as_array((ctypes.c_float * self._width).from_address(address))
         return self._row
 
-    def _choose(self, sampler: Chooser | None) -> Drawn:
+    def _choose(self, sampler: Chooser | None = None) -> Drawn:
         row = self._logits()
         real = row[: self._real]
         choice = None if sampler is None else sampler.choose(real, len(self._ids), self._ids)
