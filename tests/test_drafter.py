@@ -21,6 +21,8 @@ from pipesd.edge.drafter import PIECE, DraftContextFull, Drafter, DrafterFailed,
 from pipesd.edge.gguf_header import read_header
 from pipesd.edge.llama import native
 from pipesd.errors import UsageError
+from pipesd.policy.sampler import Sampler
+from pipesd.policy.sampling import Sampling
 from tests.tiny import IM_END, write_tiny
 from tests.tiny_mamba import write_tiny_mamba
 
@@ -83,7 +85,7 @@ class Overridden:
 
 def test_guess_and_probability_are_the_softmax_of_the_row(drafter: Drafter) -> None:
     drafter.extend(PROMPT)
-    token_id, p_draft, entropy = drafter.draft()
+    token_id, p_draft, entropy, *_ = drafter.draft()
     drafter.rollback(len(PROMPT))
     row = logits(drafter).astype(np.float64)
     weights = np.exp(row - row.max())
@@ -127,6 +129,34 @@ def test_probability_and_entropy_come_from_the_row_alone_at_temperature_1(drafte
         assert drawn.id == row.argmax()
         assert drawn.p_draft == pytest.approx(law.max(), rel=1e-5)
         assert drawn.entropy == pytest.approx(-(law * np.log(law)).sum(), rel=1e-4, abs=1e-6) and drawn.entropy >= 0.0
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.1}, {"temperature": 2.0}, {"temperature": 1.0, "top_k": 1}])
+def test_what_is_drawn_follows_the_options_and_its_probability_does_not(
+    drafter: Drafter, options: dict[str, float]
+) -> None:
+    """The sampler gets the real ids' logits, the position and the whole text before it; triggers see the same figures
+    for an id, however it came to be drawn."""
+    sampler = Sampler(Sampling(**options, presence_penalty=0.5, logit_bias=((11, 3.0),)), seed=5)
+    drafter.rollback(0)
+    drafter.extend([3, 5, 7])
+    prefix = [3, 5, 7, drafter.draft().id]
+    drawn = drafter.draft(sampler)
+    row = drafter._logits()
+    choice = sampler.choose(row[: drafter._real], len(prefix), prefix)
+    assert choice is not None and (drawn.id, drawn.margin) == (choice.id, choice.margin)
+    assert drafter._ids == [*prefix, drawn.id] and drawn.p_sent is None
+    weights = np.exp(row.astype(np.float64) - float(row.max()))
+    law = weights / weights.sum()
+    assert drawn.p_draft == pytest.approx(law[drawn.id], rel=1e-4)
+    assert drawn.entropy == pytest.approx(-(law * np.log(law)).sum(), rel=1e-4)
+
+
+def test_a_sampler_that_cannot_draw_leaves_the_guess_without_confidence(drafter: Drafter) -> None:
+    drafter._logits = lambda: np.full(512, np.nan, np.float32)  # type: ignore[method-assign]
+    drafter.extend([3])
+    drawn = drafter._choose(Sampler(Sampling(temperature=1.0), seed=5))
+    assert (drawn.p_draft, drawn.margin) == (0.0, 0.0) and 0 <= drawn.id < 512
 
 
 def test_the_cache_is_the_prefix_and_the_live_draft_after_every_step(drafter: Drafter) -> None:
