@@ -11,11 +11,14 @@ import threading
 from pathlib import Path
 
 import msgpack
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipesd.core import Mode, ModelInfo, Vocabulary
+from pipesd.core import Logprobs, Mode, ModelInfo, Vocabulary
+from pipesd.policy.accept import Refused
+from pipesd.policy.sampling import MOST_BIASED, MOST_LOGPROBS, Sampling
 from pipesd.protocol import messages, wire
 from pipesd.protocol.layouts import LAYOUTS, fields_of, message_of
 from pipesd.protocol.wire import Counters, Draft, Open, Ready, Verdict, WireError, check_version, decode, encode
@@ -98,13 +101,24 @@ def test_fields_of_a_later_minor_version_are_ignored(sample: tuple[wire.Message,
 def test_any_number_of_ids_up_to_the_limit(count: int) -> None:
     ids = tuple(range(2**31 - count, 2**31))
     draft = Draft(SESSION, 1, 0, 5, ids, 5)
-    for message in (draft, draft._replace(p_draft=(0.5,) * count), Verdict(SESSION, 1, 0, 5, ids)):
+    tested, verdict = draft._replace(p_draft=(0.5,) * count), Verdict(SESSION, 1, 0, 5, ids)
+    told = verdict._replace(logprobs=(Logprobs(-1.0, ((7, -1.0),)),) * count)
+    for message in (draft, tested, tested._replace(tried=3), verdict, told):
         assert decode(encode(message)) == message
 
 
-def test_probabilities_travel_as_float16() -> None:
-    draft = Draft(SESSION, 1, 0, 5, (1, 2, 3), 5, p_draft=(0.1, 1e-9, 0.99999))
-    assert decode(encode(draft)).p_draft == (0.0999755859375, 0.0, 1.0)
+def rounded_up(p: float) -> float:
+    """The least float16 that is not below p, by looking at its neighbours."""
+    nearest = np.float16(p)
+    return float(nearest if float(nearest) >= p else np.nextafter(nearest, np.float16(1.0)))
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=9).map(lambda ps: tuple(map(rounded_up, ps))))
+@example((rounded_up(0.1), rounded_up(1e-9), rounded_up(0.99999), 2.0**-24, 1.0, 0.0))
+def test_a_probability_rounded_up_to_a_float16_stays_as_it_is(p_draft: tuple[float, ...]) -> None:
+    draft = Draft(SESSION, 1, 0, 5, tuple(range(len(p_draft))), 5, p_draft=p_draft)
+    assert decode(encode(draft)).p_draft == p_draft
+    assert message_of(arrays(msgpack.packb(fields_of(draft)))).p_draft == p_draft
 
 
 @pytest.mark.parametrize("count", [0, 1, 20, 63])
@@ -114,7 +128,12 @@ def test_a_draft_and_a_verdict_cost_at_most_28_bytes_beyond_their_ids(count: int
     for opening, epoch in [(1, 0), (200, 255), (1000, 1000)]:
         head = (2**64 - 1, opening, epoch, pos, ids)
         assert len(encode(Draft(*head, known=max(0, pos - 32), nav=True))) - 4 * count <= 28
-        assert len(encode(Verdict(*head, more=True, rejected=True))) - 4 * count <= 28
+        assert len(encode(Verdict(*head, more=True))) - 4 * count <= 28
+        tested = Draft(*head, known=max(0, pos - 32), nav=True, p_draft=(0.5,) * count)
+        assert len(encode(tested)) - 6 * count <= 30
+        for pairs, size in [(1, 2), (256, 3)]:
+            refused = Verdict(*head, rejected=True, refused=Refused(((1, 0.5),) * pairs))
+            assert len(encode(refused)) - 4 * count <= 28 + 4 + size + 8 * pairs  # 4 for the counters' places
     usual = Verdict(2**64 - 1, 3, 100, 1500, ids, True, False, Counters(90, 250, 60, 60_000))
     assert len(encode(usual)) - 4 * count <= 28
 
@@ -123,9 +142,16 @@ def test_the_longest_legal_messages_fit_the_limit_of_a_message() -> None:
     ids = (2**31 - 1,) * wire.MAX_IDS_OPEN
     stop_ids = (2**31 - 1,) * wire.MAX_STOP_IDS
     top = 2**32 - 1
-    longest = Open(2**64 - 1, top, top, HASH, ids, top, stop_ids, None, 2**64 - 1, Mode.FREE, MODEL, HASH)
+    options = Sampling(temperature=1.0, logit_bias=tuple((2**31 - 1 - i, 1.0) for i in range(MOST_BIASED)))
+    longest = Open(2**64 - 1, top, top, HASH, ids, top, stop_ids, options, 2**64 - 1, Mode.FREE, MODEL, HASH)
     assert len(encode(longest)) <= wire.MAX_MESSAGE_BYTES
     assert decode(encode(longest)) == longest
+    head = (2**64 - 1, top, top, top, ids[: wire.MAX_IDS])
+    refused = Refused(tuple((2**31 - 1 - i, 1.0) for i in range(messages.MAX_PAIRS)), top - messages.MAX_PAIRS)
+    logprobs = (Logprobs(-1.0, ((2**31 - 1, -1.0),) * MOST_LOGPROBS),) * wire.MAX_IDS
+    verdict = Verdict(*head, True, True, Counters(top, top, top, top), refused, logprobs)
+    assert len(encode(verdict)) <= wire.MAX_MESSAGE_BYTES
+    assert decode(encode(verdict)) == verdict
     name = "x" * messages.MAX_NAME_BYTES
     pieces = (b"x" * (messages.MAX_BLOCK_PIECES_BYTES // 256 - 2),) * 256
     hashes = b"hash" * (messages.MAX_VOCABULARY // 256)

@@ -208,7 +208,11 @@ _ID = Int((1 << 31) - 1)
 
 
 class Probabilities:
-    """Probabilities from 0 to 1, packed as float16 little-endian; never NaN."""
+    """Probabilities from 0 to 1, packed as float16 little-endian; never NaN.
+
+    Those of a message must be float16s as they are: who accepts by them must reckon with what was drawn by, and which
+    way to round is for who draws to say.
+    """
 
     _wanted = "probabilities from 0 to 1"
 
@@ -228,7 +232,11 @@ class Probabilities:
         for p in numbers:
             if not 0.0 <= p <= 1.0:
                 raise Unfit(describe(p), self._wanted)
-        return struct.pack(f"<{count}e", *(p + 0.0 for p in numbers))  # + 0.0 makes -0.0 positive
+        packed = struct.pack(f"<{count}e", *(p + 0.0 for p in numbers))  # + 0.0 makes -0.0 positive
+        for p, sent in zip(numbers, struct.unpack(f"<{count}e", packed), strict=True):
+            if p != sent:
+                raise Unfit(describe(p), "probabilities that are rounded to float16s")
+        return packed
 
     def unpack(self, value: Any) -> tuple[float, ...]:
         if type(value) is not bytes or len(value) % 2:

@@ -122,18 +122,18 @@ class LogprobsOfIds:
         if not isinstance(value, tuple | list) or not all(isinstance(entry, Logprobs) for entry in value):
             raise Unfit(describe(value), "a sequence of Logprobs")
         self._check_count(len(value))
-        beside = len(value[0].top) if value else 0
+        rows = [_checked_pairs([(0, own), *_checked_pairs(top)]) for own, top in value]
+        beside = len(rows[0]) - 1 if rows else 0
         self._check_beside(beside)
         parts = [bytes([beside])]
-        for own, top in value:
-            pairs = _checked_pairs(top)
-            if len(pairs) != beside:
-                raise Unfit(f"{len(pairs)} ids beside one and {beside} beside another", self._wanted)
-            for number in (own, *(number for _, number in pairs)):
-                if isinstance(number, str | bytes) or not number <= 0.0:
+        for row in rows:
+            if len(row) - 1 != beside:
+                raise Unfit(f"{len(row) - 1} ids beside one and {beside} beside another", self._wanted)
+            for _, number in row:
+                if not number <= 0.0:
                     raise Unfit(describe(number), self._wanted)
             try:
-                parts += [struct.pack("<f", own), _pack_pairs(pairs)]
+                parts.append(_pack_pairs(row)[4:])  # all but the id of the first
             except OverflowError:
                 raise Unfit("a log-probability that no float32 can hold", self._wanted) from None
         return b"".join(parts)
