@@ -53,7 +53,7 @@ def test_hello_is_answered_with_the_model_and_on_a_difference_with_hashes_and_pi
     with running_front(Script()) as cloud, cloud.edge() as edge:
         same = edge.ask(hello())
         of_model = ("script", 300, HASH, INFO.fingerprint, 1000, "cpu", "float32")
-        assert same[:12] == (9, 0, wire.MAJOR, wire.MINOR, 0, *of_model)
+        assert same[:12] == (9, 0, wire.MAJOR, wire.MINOR, wire.FEATURES, *of_model)
         assert same.block_hashes is None and same.pieces is None and same.end_ids == INFO.end_ids
         other = edge.ask(hello(vocabulary_hash=b"8 others"))
         assert other.block_hashes == block_hashes(VOCABULARY) and other.pieces is None

@@ -10,13 +10,11 @@ import msgpack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipesd.protocol import messages, wire
+from pipesd.protocol import messages
+from pipesd.protocol import wire as w
 from pipesd.protocol.layouts import LAYOUTS, fields_of
-from pipesd.protocol.wire import Counters, Draft, WireError, decode, encode
-from tests.wire_samples import (
-    FULL,
-    GOLDEN,
-)
+from pipesd.protocol.wire import WireError, decode, encode
+from tests.wire_samples import FULL, GOLDEN, OPEN, VERDICT
 
 _anything = st.recursive(
     st.none()
@@ -54,7 +52,7 @@ def test_random_arrays_give_a_message_or_a_refusal(kind: int, fields: list[Any])
 
 @settings(max_examples=1000)
 @given(st.sampled_from(GOLDEN), st.data())
-def test_a_damaged_message_gives_a_message_or_a_refusal(sample: tuple[wire.Message, str], data: st.DataObject) -> None:
+def test_a_damaged_message_gives_a_message_or_a_refusal(sample: tuple[w.Message, str], data: st.DataObject) -> None:
     payload = bytearray.fromhex(sample[1])
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(payload) - 1))
@@ -72,7 +70,7 @@ def test_a_damaged_message_gives_a_message_or_a_refusal(sample: tuple[wire.Messa
 
 @settings(max_examples=500)
 @given(st.sampled_from(FULL), st.data())
-def test_one_field_replaced_gives_a_message_or_names_that_field(message: wire.Message, data: st.DataObject) -> None:
+def test_one_field_replaced_gives_a_message_or_names_that_field(message: w.Message, data: st.DataObject) -> None:
     row = list(fields_of(message))
     names = list(LAYOUTS[row[0]].fields)
     at = data.draw(st.integers(0, len(row) - 2))
@@ -80,8 +78,22 @@ def test_one_field_replaced_gives_a_message_or_names_that_field(message: wire.Me
     try:
         decode(msgpack.packb(row), internal=True)
     except WireError as error:
-        allowed = {names[at], "known", "p_draft"} if isinstance(message, Draft) else {names[at]}
-        assert error.field in allowed | ({"bytes"} if contains_map(row[1 + at]) else set()) | set(Counters._fields)
+        beside = {w.Draft: {"known", "p_draft"}, w.Verdict: {"law", "first", "logprobs", *w.Counters._fields}}
+        allowed = {names[at]} | beside.get(type(message), set())
+        assert error.field in allowed | ({"bytes"} if contains_map(row[1 + at]) else set())
+
+
+@settings(max_examples=500)
+@given(st.sampled_from(["law", "logprobs", "sampling"]), st.data())
+def test_random_bytes_as_a_field_of_sampling_give_a_message_or_a_refusal(field: str, data: st.DataObject) -> None:
+    row = list(fields_of(OPEN if field == "sampling" else VERDICT))
+    names = list(LAYOUTS[row[0]].fields)
+    at = 1 + names.index(field)
+    payload = bytearray(data.draw(st.sampled_from([row[at], row[at] + row[at][-8:], b"\0"])))
+    for _ in range(data.draw(st.integers(1, 6))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.sampled_from([0, 1, 63, 64, 127, 128, 255]))
+    row[at] = bytes(payload)
+    message_or_refusal(msgpack.packb(row))
 
 
 def contains_map(value: Any) -> bool:
