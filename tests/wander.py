@@ -180,7 +180,7 @@ def key(world: World) -> bytes:
     """Equal for worlds that behave alike; counts and times are left out."""
     parts: list[object] = [sorted(world.rows.items()), world.placed, world.salt]
     for edge in world.edges:
-        machine = {name: value for name, value in vars(edge.machine).items() if name not in ("tally", "_counted")}
+        machine = vars(edge.machine)
         queues = [(list(link.up), list(link.down), link is world.routes.get(edge.machine.session))
                   for link in [edge.link, *edge.old]]  # fmt: skip
         parts += [str(machine), edge.mirror, str(queues), edge.blocked, edge.retry_s is None, edge.turns]

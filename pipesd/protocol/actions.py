@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipesd.core import FinishReason, Mode
+from pipesd.policy.accept import Refused
+from pipesd.policy.sampling import Sampling
 from pipesd.protocol.messages import ErrorCode, Message
 
 
@@ -37,6 +39,14 @@ class Committed(NamedTuple):
     rejected: bool = False
 
 
+class Redraw(NamedTuple):
+    """The cloud refused the draft token at `pos`: draw what stands there, then call `redrawn`, or `ask_more` if none of
+    the proposals was taken."""
+
+    pos: int
+    refused: Refused
+
+
 class Retry(NamedTuple):
     """The cloud cannot serve just now: call `reopen` after `after_s`."""
 
@@ -56,12 +66,15 @@ class Done(NamedTuple):
     reason: FinishReason
 
 
-Action = Send | Rollback | Extend | Committed | Retry | Fail | Done
+Action = Send | Rollback | Extend | Committed | Redraw | Retry | Fail | Done
 
 
 @dataclass(frozen=True)
 class Request:
-    """What every OPEN of one generation repeats. `limit` is the absolute position behind the last id allowed."""
+    """What every OPEN of one generation repeats. `limit` is the absolute position behind the last id allowed.
+
+    `sampling` None: the highest logit is taken.
+    """
 
     limit: int
     stop_ids: frozenset[int]
@@ -70,3 +83,4 @@ class Request:
     model_fingerprint: bytes
     vocabulary_hash: bytes
     major: int
+    sampling: Sampling | None = None

@@ -21,10 +21,18 @@ known).
                                                                       e += 1, nav = none. Stop id or limit: done
                                            id at p < k                must be equal
                   then                     k >= nav's end, known + 1  nav = none, survivors are promoted
-    run           RESEND of own epoch      pos <= k + len(D)          DRAFT from there, NAV if nav
+                  `rejected`, own epoch    pos + n = k                D[0] is refused: Redraw; till it is answered
+                                                                      nothing is drafted or sent
+    run           redrawn                  a draw is due              roll back to k, commit, D = [], e += 1,
+                                                                      nav = none; the next DRAFT begins with that id:
+                                                                      pos = k - 1, known = k
+    run           ask_more                 a draw is due              DRAFT(pos = k, no ids, again, tried)
+    run           RESEND of own epoch      pos <= k + len(D)          DRAFT from there, NAV if nav; below k only a
+                                                                      redrawn id, till the cloud has shown to have it
     opening       RESEND(0)                base > 0                   open again with base 0
                                            base = 0                   ProtocolError: nothing is left to prove
-    run           deadline                                            DRAFT(all sent of D, again, NAV if nav)
+    run           deadline                                            DRAFT(all sent of D, again, NAV if nav), behind
+                                                                      the redrawn id; or the question for more again
     opening, run  ERROR(unknown)           first since a commit       open again with base 0
                                            later                      Retry -> waiting, twice as long each time;
                                                                       Fail after too many
@@ -38,6 +46,11 @@ known).
 
 An edge that can only wait has a NAV outstanding, except with an empty draft behind a VERDICT that said `more`: `settle`
 keeps this rule. In free run it acknowledges by an empty DRAFT when half the run-ahead bound was committed unsaid.
+
+Where draft tokens are tested against a random number, nothing is drafted where the cloud was asked for a token of its
+own, and an edge that does not draft says that it takes such tokens everywhere. The redrawn id may equal the refused
+one: that branch is over all the same. Until a message of the cloud has shown that it has a redrawn id, a new opening
+does not ask it to prove that.
 """
 
 from __future__ import annotations
@@ -49,11 +62,12 @@ from enum import Enum
 from pipesd.core import LEAST_AHEAD, FinishReason, Mode
 from pipesd.errors import ProtocolError
 from pipesd.metrics import Tally
-from pipesd.protocol.actions import Action, Committed, Done, Extend, Fail, Request, Retry, Rollback, Send
+from pipesd.policy.sampling import Sampling
+from pipesd.protocol.actions import Action, Committed, Done, Extend, Fail, Redraw, Request, Retry, Rollback, Send
+from pipesd.protocol.edge_counts import EdgeCounts
 from pipesd.protocol.messages import (
     Cancel,
     Close,
-    Counters,
     Draft,
     Error,
     ErrorCode,
@@ -63,9 +77,9 @@ from pipesd.protocol.messages import (
     Resend,
     Verdict,
 )
+from pipesd.protocol.redrawing import Redrawing
 from pipesd.protocol.vocabulary import digest
 
-NOWHERE = 1 << 62  # behind every position
 FIRST_REST_S, MOST_REST_S = 0.1, 5.0  # before opening again where nothing was committed since the last time
 MOST_UNKNOWN = 16  # how often a cloud may forget a session without a new id: about a minute
 RETRIED = frozenset({ErrorCode.FULL, ErrorCode.STARTING, ErrorCode.DRAINING})
@@ -80,20 +94,23 @@ class State(Enum):
 
 
 class EdgeMachine:
-    """One session as the edge sees it. Drive it with `generate`, `receive`, `drafted`, `send`, `ask`, `settle`,
-    `deadline`, `reopen`, `stop_drafting`, `resume_drafting`, `cancel`; perform what they return, in order."""
+    """One session as the edge sees it. Drive it with `generate`, `receive`, `drafted`, `redrawn`, `ask_more`, `send`,
+    `ask`, `settle`, `deadline`, `reopen`, `stop_drafting`, `resume_drafting`, `cancel`; perform what they return, in
+    order."""
 
     def __init__(self, session: int, draft_ahead: int) -> None:
         self.session = session
         self.state = State.IDLE
         self.committed: list[int] = []
         self.draft: list[int] = []
+        self.p_sent: list[float] = []  # of each of `draft`, where it is tested
         self.opening = 0
         self.epoch = 0
         self.sent = 0
         self.nav: tuple[int, int] | None = None
         self.more = False
-        self.tally = Tally()
+        self._counts = EdgeCounts()
+        self._redraw = Redrawing()
         self._draft_ahead_wanted = draft_ahead
         self._draft_ahead = draft_ahead
         self._run_ahead = 0
@@ -104,12 +121,9 @@ class EdgeMachine:
         self._told = 0  # the last `known` that was said
         self._hole = False  # a verdict beyond the committed length was seen and its repeat asked for
         self._nav_said = False  # the NAV that is outstanding was given to this opening's link
-        self._proactive_from = NOWHERE  # undecided proactive tokens are the draft's positions from here on
-        self._round_start = 0  # where the draft began that is being verified
         self._base = 0  # how many committed ids the cloud can be asked to prove
         self._proved = 0  # how many of them this opening asks it to
         self._unknown = 0  # how often the cloud knew nothing of the session since the last commit
-        self._counted = Counters(0, 0, 0, 0)
 
     # -- what the driver asks -----------------------------------------------------------------------------------------
 
@@ -118,14 +132,32 @@ class EdgeMachine:
         return self.state in (State.OPENING, State.WAITING, State.RUN)
 
     @property
+    def tally(self) -> Tally:
+        """Counts of this generation."""
+        return self._counts.tally
+
+    @property
+    def awaits(self) -> bool:
+        """Whether the cloud owes an answer."""
+        return self.nav is not None or self.more or self._redraw.tried is not None
+
+    @property
+    def _tests(self) -> bool:
+        """Whether draft tokens are tested against a random number."""
+        assert self._request is not None
+        return self._request.sampling is not None and self._request.sampling.tests
+
+    @property
     def _talks(self) -> bool:
         return self.state in (State.OPENING, State.RUN)
 
     @property
     def may_draft(self) -> bool:
         """Whether another draft token is of use now."""
-        if not self.running or not self._drafts or (self.nav is not None and not self._ahead):
+        if not self.running or not self._drafts or (self.nav is not None and not self._ahead) or self._redraw.pending:
             return False
+        if self.nav is not None and self.nav[0] <= self.nav[1] and self._tests:
+            return False  # there the cloud draws
         if len(self.draft) >= self._draft_ahead or len(self.committed) + len(self.draft) >= self._limit - 1:
             return False
         assert self._request is not None
@@ -144,7 +176,7 @@ class EdgeMachine:
     @property
     def must_ask(self) -> bool:
         """Whether nothing can be done any more but to ask for verification, or for one token."""
-        idle = self.state is State.RUN and self.nav is None and not self.may_draft
+        idle = self.state is State.RUN and self.nav is None and not self.may_draft and not self._redraw.pending
         return idle and (bool(self.draft) or not self.more)
 
     @property
@@ -164,13 +196,11 @@ class EdgeMachine:
         base = min(self._base, keep)
         del self.committed[keep:]
         self.committed.extend(prompt)
-        self.draft = []
-        self.tally = Tally()
+        self.draft, self.p_sent = [], []
+        self._counts = EdgeCounts(round_start=len(self.committed))
         self._request = request
         self._limit = request.limit
         self._drafts, self._ahead = drafts, ahead
-        self._proactive_from = NOWHERE
-        self._round_start = len(self.committed)
         self._unknown = 0
         return self._open(base)
 
@@ -188,25 +218,54 @@ class EdgeMachine:
             return self._error(message)
         raise ProtocolError(f"the cloud sent a {type(message).__name__}, which only an edge may send")
 
-    def drafted(self, token: int) -> None:
-        """The drafter drew `token` behind the draft."""
+    def drafted(self, token: int, p_sent: float | None = None) -> None:
+        """The drafter drew `token` behind the draft; `p_sent` is its probability as the cloud is to be told it, needed
+        where draft tokens are tested."""
         assert self.may_draft
-        if self.nav is not None:
-            self._proactive_from = min(self._proactive_from, self.end)
-            self.tally.proactive += 1
+        self._counts.drafted(self.end, proactive=self.nav is not None)
         self.draft.append(token)
-        self.tally.drafted += 1
+        if self._tests:
+            assert p_sent is not None, "a draft token that is tested needs its probability"
+            self.p_sent.append(p_sent)
+
+    def redrawn(self, token: int) -> list[Action]:
+        """What the driver drew for the refused token's place; nothing comes of it if that is over by now."""
+        if not self._redraw.due:
+            return []
+        pos = len(self.committed)
+        if self.draft:
+            self._counts.compared(pos, accepted=False)
+        self.tally.rounds += not self._redraw.brought
+        actions = self._lose_branch()
+        self._redraw = Redrawing(unsaid=True, unheard=True)
+        self.committed.append(token)
+        self._counts.round_start = self.sent = pos + 1
+        self._unknown = 0
+        ended = self._ended_by(token)
+        if ended or self.more:  # else it goes with the draft that follows
+            actions.append(self._draft(pos + 1, pos + 1, nav=False))
+        actions += [Extend((token,)), Committed(pos, (token,), (False,), True)]
+        return actions + (self._finish(ended) if ended else [])
+
+    def ask_more(self, tried: int) -> list[Action]:
+        """The driver took none of the first `tried` proposals for the refused token's place."""
+        if not self._redraw.due:
+            return []
+        self._redraw.ask(tried)
+        return [self._ask_more()]
 
     def send(self) -> list[Action]:
         """Send what of the draft was not sent yet."""
-        return [self._draft(self.sent, self.end, nav=False)] if self._talks and self.sent < self.end else []
+        if not self._talks or self._redraw.pending or self.sent >= self.end:
+            return []
+        return [self._draft(self.sent, self.end, nav=False)]
 
     def ask(self, end: int | None = None) -> list[Action]:
         """Ask for verification of the draft up to position `end`, or all of it (NAV); an empty one asks for a token.
         What lies behind stays unsent."""
         end = self.end if end is None else end
         assert len(self.committed) <= end <= self.end
-        if not self.running or (self.nav is not None and end <= self.nav[0]):
+        if not self.running or self._redraw.pending or (self.nav is not None and end <= self.nav[0]):
             return []
         self.nav = (end, len(self.committed))
         self._nav_said = False
@@ -215,12 +274,16 @@ class EdgeMachine:
 
     def settle(self) -> list[Action]:
         """Never wait in silence: ask when nothing else can be done, acknowledge in free run."""
-        if not self._talks:
+        if not self._talks or self._redraw.due:
             return []
+        if self._redraw.pending:
+            return [] if self._redraw.asked else [self._ask_more()]
         if self.nav is not None and not self._nav_said:
             return [self._draft(min(self.sent, self.nav[0]), self.nav[0], nav=True)]
         if self.must_ask:
             return self.ask()
+        if self._redraw.unsaid and (self.more or not self.may_draft):
+            return [self._draft(self.sent, self.sent, nav=False)]
         if self.more and self._run_ahead <= 2 * (len(self.committed) - self._told):
             return [self._draft(self.sent, self.sent, nav=False)]
         return []
@@ -232,14 +295,16 @@ class EdgeMachine:
             self._nav_said = self._nav_said and not message.nav
             self._hole = self._hole and not message.again
             self._told = 0
+            self._redraw.unsaid |= self._redraw.unheard and message.pos < len(self.committed)
+            self._redraw.asked = self._redraw.asked and message.tried is None
 
     def deadline(self) -> list[Action]:
         """Nothing was heard of this opening for too long."""
         if self.state is State.OPENING:
             return self.reopen()
-        if self.state is State.RUN:
-            return [self._repeat(len(self.committed), again=True)]
-        return []
+        if self.state is not State.RUN or self._redraw.due:
+            return []
+        return [self._ask_more() if self._redraw.pending else self._repeat(0, again=True)]
 
     def reopen(self) -> list[Action]:
         """Open again, with all committed ids; the draft stays."""
@@ -282,7 +347,8 @@ class EdgeMachine:
     def _open(self, base: int) -> list[Action]:
         assert self._request is not None
         request = self._request
-        self._keep_counters()
+        self._counts.keep()
+        self._redraw = Redrawing()
         self._draft_ahead = min(self._draft_ahead_wanted, LEAST_AHEAD)
         actions = self._shorten(self._draft_ahead)
         self.state = State.OPENING
@@ -306,7 +372,7 @@ class EdgeMachine:
                     ids=tuple(self.committed[base:]),
                     limit=request.limit,
                     stop_ids=tuple(sorted(request.stop_ids)),
-                    sampling=None,
+                    sampling=self._sampling,
                     seed=request.seed,
                     mode=request.mode,
                     model_fingerprint=request.model_fingerprint,
@@ -316,20 +382,39 @@ class EdgeMachine:
             ),
         ]
 
+    @property
+    def _sampling(self) -> Sampling | None:
+        """The options of this opening: where nothing is drafted, no token of the cloud's own can bend a test."""
+        assert self._request is not None
+        sampling = self._request.sampling
+        return sampling if sampling is None or self._drafts else replace(sampling, own_token=True)
+
     def _repeat(self, start: int, *, again: bool) -> Send:
         """What was sent from `start` on, and what a NAV asks for, once more."""
+        start = max(start, len(self.committed) - self._redraw.unheard)
         end = self.sent if self.nav is None else max(self.sent, self.nav[0])
         return self._draft(start, max(start, end), nav=self.nav is not None, again=again)
 
     def _draft(self, start: int, end: int, *, nav: bool, again: bool = False) -> Send:
-        """A DRAFT of positions `start` to `end`; it carries a NAV that is still to be said."""
+        """A DRAFT of positions `start` to `end`; it carries a NAV, or a redrawn id, that is still to be said."""
         known = len(self.committed)
+        if self._redraw.unsaid:
+            start, self._redraw.unsaid = known - 1, False
         nav = nav or (self.nav is not None and not self._nav_said)
         self._nav_said = self._nav_said or nav
-        ids = tuple(self.draft[start - known : end - known])
+        behind = slice(max(start - known, 0), max(end - known, 0))
+        redrawn = self.committed[start:known]
+        ids, p_draft = (*redrawn, *self.draft[behind]), None
+        if ids and self._tests:
+            p_draft = (*(1.0 for _ in redrawn), *self.p_sent[behind])
         self.sent = max(self.sent, end)
         self._told = known
-        return Send(Draft(self.session, self.opening, self.epoch, start, ids, known, nav, again, None))
+        return Send(Draft(self.session, self.opening, self.epoch, start, ids, known, nav, again, p_draft))
+
+    def _ask_more(self) -> Send:
+        known = self._told = len(self.committed)
+        tried, self._redraw.asked = self._redraw.tried, True
+        return Send(Draft(self.session, self.opening, self.epoch, known, (), known, again=True, tried=tried))
 
     def _opened(self, message: Opened) -> list[Action]:
         self._run()
@@ -345,20 +430,32 @@ class EdgeMachine:
 
     def _run(self) -> None:
         self.state = State.RUN
-        self._base = len(self.committed)
+        self._base = len(self.committed) - self._redraw.unheard
 
     def _verdict(self, message: Verdict) -> list[Action]:
+        if message.pos + len(message.ids) >= len(self.committed):
+            self._redraw.unheard = self._redraw.unsaid = False
         self._run()
         self.more = message.more
         if message.pos > len(self.committed):
             if self._hole:
                 return []
             self._hole = True
-            return [self._repeat(len(self.committed), again=True)]
+            return [self._repeat(0, again=True)]
         self._hole = False
         if message.counters is not None:  # those behind a hole count what may be verified once more elsewhere
-            self._counted = Counters(*map(max, self._counted, message.counters))
-        return self._commit(message.pos, message.ids)
+            self._counts.hear(message.counters)
+        epoch, before = self.epoch, len(self.committed)
+        actions = self._commit(message.pos, message.ids)
+        at = len(self.committed)
+        refused = message.refused if message.epoch == epoch == self.epoch else None
+        if refused is not None and self.running and at == message.pos + len(message.ids):
+            if not (self._tests and self.draft):
+                raise ProtocolError(f"the cloud refused a draft token at position {at}, where it was to test none")
+            if self._redraw.answers(refused):
+                self._redraw.begin(brought=at > before)
+                actions.append(Redraw(at, refused))
+        return actions
 
     def _commit(self, pos: int, ids: Sequence[int]) -> list[Action]:
         assert self._request is not None
@@ -377,12 +474,9 @@ class EdgeMachine:
             p = len(self.committed)
             equal = bool(self.draft) and self.draft[0] == token
             if self.draft:
-                self.tally.count_position(p - self._round_start, equal)
+                self._counts.compared(p, accepted=equal)
             if equal:
-                del self.draft[0]
-                if p >= self._proactive_from:
-                    self._proactive_from = p + 1
-                    self.tally.promoted += 1
+                del self.draft[0], self.p_sent[:1]
             else:
                 if self.draft:
                     rejected = True
@@ -391,18 +485,14 @@ class EdgeMachine:
             self.committed.append(token)
             accepted.append(equal)
             self.sent = max(self.sent, len(self.committed))
-            if token in self._request.stop_ids:
-                ended = "stop"
-            elif len(self.committed) >= self._limit:
-                ended = "length"
+            ended = self._ended_by(token)
             if ended:
                 break
         if self.nav is not None and len(self.committed) >= max(self.nav[0], self.nav[1] + 1):
             self.nav = None
-            self.tally.promoted += self._undecided(len(self.committed))
-            self._proactive_from = NOWHERE
+            self._counts.answered(len(self.committed), self.end)
         if self.nav is None:
-            self._round_start = len(self.committed)
+            self._counts.round_start = len(self.committed)
         if accepted:
             self.tally.rounds += 1
             self._base = len(self.committed)
@@ -412,9 +502,16 @@ class EdgeMachine:
             actions.append(Committed(first, tuple(self.committed[first:]), tuple(accepted), rejected))
         return actions + (self._finish(ended) if ended else [])
 
+    def _ended_by(self, token: int) -> FinishReason | None:
+        """Whether the last committed id ends the generation."""
+        assert self._request is not None
+        if token in self._request.stop_ids:
+            return "stop"
+        return "length" if len(self.committed) >= self._limit else None
+
     def _lose_branch(self) -> list[Action]:
         actions = self._shorten(0)
-        self._proactive_from = NOWHERE
+        self._counts.lost()
         self.epoch += 1
         self.nav = None
         return actions
@@ -424,41 +521,29 @@ class EdgeMachine:
         if len(self.draft) <= length:
             return []
         pos = len(self.committed) + length
-        self.tally.dropped += self._undecided(pos)
-        del self.draft[length:]
+        self._counts.dropped(pos, self.end)
+        del self.draft[length:], self.p_sent[length:]
         self.sent = min(self.sent, pos)
         if self.nav is not None:
             self.nav = (min(self.nav[0], pos), self.nav[1])
         return [Rollback(pos)]
 
-    def _undecided(self, pos: int) -> int:
-        """How many tokens from `pos` on were drafted while the NAV was outstanding. The fate of each is decided once:
-        when it is committed or lost, at the latest when the NAV is answered."""
-        return max(0, self.end - max(self._proactive_from, pos))
-
     def _finish(self, reason: FinishReason) -> list[Action]:
         actions = self._shorten(0)
-        self._keep_counters()
+        self._counts.keep()
+        self._redraw = Redrawing()
         self.nav = None
         self.state = State.DONE
         return [*actions, Done(reason)]
-
-    def _keep_counters(self) -> None:
-        """Add the opening's last counters to the generation's sums: they restart with every opening."""
-        self.tally.passes += self._counted.passes
-        self.tally.verified += self._counted.verified
-        self.tally.stale += self._counted.stale
-        self.tally.busy_100us += self._counted.busy_100us
-        self._counted = Counters(0, 0, 0, 0)
 
     def _resend(self, message: Resend) -> list[Action]:
         if self.state is State.OPENING and message.pos == 0:
             if not self._proved:
                 raise ProtocolError("the cloud asked for the whole prompt of an OPEN that had the whole prompt")
             return self.reopen()
-        if message.epoch != self.epoch or message.pos > self.end:
+        if message.epoch != self.epoch or message.pos > self.end or self._redraw.pending:
             return []
-        return [self._repeat(max(message.pos, len(self.committed)), again=False)]
+        return [self._repeat(message.pos, again=False)]
 
     def _error(self, message: Error) -> list[Action]:
         code = ErrorCode(message.code)

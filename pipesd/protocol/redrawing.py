@@ -1,0 +1,36 @@
+"""Where the cloud refused a draft token and the edge draws what stands there: how far that has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipesd.policy.accept import Refused
+
+
+@dataclass
+class Redrawing:
+    """The refusal that is being answered, then the id that was drawn, the last of the committed ones."""
+
+    due: bool = False  # the driver is to draw
+    tried: int | None = None  # it took none of the first `tried` proposals, and the cloud is asked for more
+    asked: bool = False  # the link took that question
+    brought: bool = False  # the verdict brought ids too, and counted as a round
+    unsaid: bool = False  # the id was drawn, and the link did not take it yet
+    unheard: bool = False  # no message of the cloud has shown that it has the id
+
+    @property
+    def pending(self) -> bool:
+        """Whether an id is still to be drawn."""
+        return self.due or self.tried is not None
+
+    def answers(self, refused: Refused) -> bool:
+        """Whether `refused` is what the edge waits for, and no repetition of what it had."""
+        return not self.due and refused.first in (None, self.tried or 0)
+
+    def begin(self, *, brought: bool) -> None:
+        """The driver is to draw, from new proposals if there were some."""
+        self.brought = brought or self.brought
+        self.due, self.tried = True, None
+
+    def ask(self, tried: int) -> None:
+        self.due, self.tried = False, tried
