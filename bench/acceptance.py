@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from both_rows import Place
 
+from pipesd.policy.accept import Draw, choose
+from pipesd.policy.residual import Proposals
 from pipesd.policy.sampler import Choice, Sampler
-from pipesd.policy.sampling import Law, Sampling, adjusted, warped
+from pipesd.policy.sampling import Law, Method, Sampling
 
 RESAMPLED = 1000
 FIRST_SEED = 1 << 32  # of those that are counted with; the texts themselves have lower ones
+KINDS = ("rejection", "counted", "shared noise", "counted too")  # by the formula, then with the real code
 VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
     "top-p .95": {"top_p": 0.95},
@@ -73,7 +77,7 @@ def coupled(p: np.ndarray, q: np.ndarray) -> float:
     return float((1 / (p_before / some_p + q_behind / some_q)).sum())
 
 
-class Draw(NamedTuple):
+class Seen(NamedTuple):
     """One draft token under the noise of one seed: what the edge knows of it, and whether it was accepted."""
 
     p_draft: float  # at temperature 1, before all options
@@ -89,53 +93,53 @@ class Tally:
         """`seeds`: how many to count with at each place, others for each text."""
         self.samplings = {name: Sampling(temperature=temperature, **options) for name, options in VARIANTS.items()}
         self._seeds = seeds
-        self._rates: list[dict[str, list[tuple[float, float, float]]]] = []
-        self._draws: list[list[Draw]] = []
+        self._rates: list[dict[str, list[tuple[float, ...]]]] = []
+        self._draws: list[list[Seen]] = []
 
     def text(self, places: Sequence[Place]) -> None:
         """Take in the places of one text."""
-        rates: dict[str, list[tuple[float, float, float]]] = {name: [] for name in VARIANTS}
-        draws: list[Draw] = []
+        rates: dict[str, list[tuple[float, ...]]] = {name: [] for name in VARIANTS}
+        draws: list[Seen] = []
         for place in places:
             for name, sampling in self.samplings.items():
-                p, q = (law_of(row, sampling, place.prefix, len(place.target)) for row in (place.target, place.draft))
-                pairs = self._pairs(place, sampling)
-                counted = sum(own.id == drafted.id for own, drafted in pairs) / len(pairs)
-                rates[name].append((overlap(p, q), coupled(p, q), counted))
+                p, q = (law_of(row, sampling, place) for row in (place.target, place.draft))
+                pairs = [self._pair(place, sampling, seed) for seed in self._seeds_now]
+                tested = [accepted(place, replace(sampling, method=Method.REJECTION), seed) for seed in self._seeds_now]
+                same = [own.id == drafted.id for own, drafted in pairs]
+                rates[name].append((overlap(p, q), float(np.mean(tested)), coupled(p, q), float(np.mean(same))))
                 if not name:
                     draws += self._seen(place, pairs)
         self._rates.append(rates)
         self._draws.append(draws)
 
-    def _pairs(self, place: Place, sampling: Sampling) -> list[tuple[Choice, Choice]]:
-        """What target and draft model draw at a place, for each seed."""
-        at, prefix = len(place.prefix), place.prefix
-        pairs = []
+    @property
+    def _seeds_now(self) -> range:
         first = FIRST_SEED + len(self._rates) * self._seeds
-        for seed in range(first, first + self._seeds):
-            sampler = Sampler(sampling, seed)
-            own, drafted = sampler.choose(place.target, at, prefix), sampler.choose(place.draft, at, prefix)
-            assert own is not None and drafted is not None, "logits that are not finite"
-            pairs.append((own, drafted))
-        return pairs
+        return range(first, first + self._seeds)
 
-    def _seen(self, place: Place, pairs: Sequence[tuple[Choice, Choice]]) -> list[Draw]:
+    def _pair(self, place: Place, sampling: Sampling, seed: int) -> tuple[Choice, Choice]:
+        """What target and draft model draw at a place under shared noise."""
+        sampler = Sampler(sampling, seed)
+        own, drafted = (sampler.choose(row, len(place.prefix), place.prefix) for row in (place.target, place.draft))
+        assert own is not None and drafted is not None, "logits that are not finite"
+        return own, drafted
+
+    def _seen(self, place: Place, pairs: Sequence[tuple[Choice, Choice]]) -> list[Seen]:
         """The draft tokens with what the edge's triggers may know of them."""
         below = place.draft.astype(float) - place.draft.max()
         weights = np.exp(below)
         total = weights.sum()
         entropy = math.log(total) - float((weights * below).sum()) / total
         certainty = 1 - entropy / math.log(len(below))
-        return [Draw(weights[d.id] / total, certainty, d.margin, own.id == d.id) for own, d in pairs]
+        return [Seen(weights[d.id] / total, certainty, d.margin, own.id == d.id) for own, d in pairs]
 
     def acceptance(self) -> dict[str, dict[str, Interval]]:
-        """For each variant: by rejection sampling, under shared noise by its formula, and the same counted."""
+        """For each variant those of `KINDS`."""
         found = {}
         for name in VARIANTS:
-            columns = [np.array([np.sum(text[name], axis=0) for text in self._rates])[:, n] for n in range(3)]
+            columns = [np.array([np.sum(text[name], axis=0) for text in self._rates])[:, n] for n in range(len(KINDS))]
             counts = np.array([len(text[name]) for text in self._rates])
-            kinds = ("rejection", "noise", "noise counted")
-            found[name] = {kind: mean_over(column, counts) for kind, column in zip(kinds, columns, strict=True)}
+            found[name] = {kind: mean_over(column, counts) for kind, column in zip(KINDS, columns, strict=True)}
         return found
 
     def predictors(self) -> dict[str, Interval]:
@@ -163,8 +167,20 @@ class Tally:
         return sum(len(text[""]) for text in self._rates)
 
 
-def law_of(row: np.ndarray, sampling: Sampling, prefix: Sequence[int], width: int) -> np.ndarray:
-    return dense(warped(adjusted(row, sampling, prefix), sampling), width)
+def law_of(row: np.ndarray, sampling: Sampling, place: Place) -> np.ndarray:
+    law = Sampler(sampling, 0).law(row, place.prefix)
+    assert law is not None, "logits that are not finite"
+    return dense(law, len(place.target))
+
+
+def accepted(place: Place, sampling: Sampling, seed: int) -> bool:
+    """Whether the target accepts what the draft model draws at a place, in rejection sampling."""
+    sampler, at = Sampler(sampling, seed), len(place.prefix)
+    proposals = Proposals(sampler)
+    drafted = proposals.choose(place.draft, at, place.prefix)
+    assert drafted is not None, "logits that are not finite"
+    draw = Draw(sampler, place.prefix, (drafted.id,), (proposals.p_sent(at, drafted.id),))
+    return choose((place.target, place.target), draw).accepted == 1
 
 
 def roc_area(scores: np.ndarray, right: np.ndarray) -> float:
@@ -177,7 +193,7 @@ def roc_area(scores: np.ndarray, right: np.ndarray) -> float:
 
 
 def acceptance_table(found: Mapping[float, Mapping[str, Mapping[str, Interval]]]) -> list[str]:
-    lines = [f"{'T':>4} {'options':10}{'rejection':>24}{'shared noise':>24}{'counted':>24}"]
+    lines = [f"{'T':>4} {'options':10}" + "".join(f"{kind:>24}" for kind in KINDS)]
     for temperature, variants in found.items():
         for name, rates in variants.items():
             lines.append(f"{temperature:4g} {name:10}" + "".join(f"{rate!s:>24}" for rate in rates.values()))

@@ -66,12 +66,17 @@ class Checked:
 
 
 def seed_of(
-    checked: Checked, where: tuple[str, int], seed: int, ids: Sequence[int], wait: Callable[[], None]
+    checked: Checked, where: tuple[str, int], seed: int, prompts: Sequence[Sequence[int]], wait: Callable[[], None]
 ) -> dict[str, Any]:
-    """Everything of one seed; `wait` returns when a worker may be killed again."""
+    """Everything of one seed, behind the first prompt from number `seed` on whose output does not end early; `wait`
+    returns when a worker may be killed again."""
     address, front = where
     sampling = {**SAMPLINGS[seed % len(SAMPLINGS)], "seed": seed}
-    own = checked.run("alone", address, {"strategy": "cloud"}, ids, None, **sampling)["ids"]
+    for number in range(seed, seed + len(prompts)):
+        ids = prompts[number % len(prompts)]
+        own = checked.run("alone", address, {"strategy": "cloud"}, ids, None, **sampling)["ids"]
+        if len(own) == checked.tokens:
+            break
     drafted = 0
     for way in WAYS:
         drafted += checked.run("clean", address, way, ids, own, **sampling)["stats"]["accepted"]
@@ -86,7 +91,7 @@ def seed_of(
     killed = checked.run("killed", address, way, ids, own, at=half, then=partial(kill_worker, front), **sampling)
     return {
         "seed": seed, "sampling": sampling, "ids": len(own), "runs": len(WAYS) + 2, "accepted": drafted,
-        "cut": cuts, "killed": killed["stats"]["openings"] - 1,
+        "cut": cuts, "killed": killed["stats"]["openings"] > 1,
     }  # fmt: skip
 
 
@@ -122,7 +127,7 @@ def work(options: argparse.Namespace, path: Path) -> Iterator[dict[str, Any]]:
             for seed in seeds:
                 checked = Checked(drafter, folder, options.tokens)
                 began_s = time.monotonic()
-                done = seed_of(checked, where, seed, prompts[seed % len(prompts)], wait)
+                done = seed_of(checked, where, seed, prompts, wait)
                 yield {"dtype": dtype, **done, "findings": checked.findings, "seconds": time.monotonic() - began_s}
     drafter.close()
 
