@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 SIGNATURE = "Tuple((int64, float64))(int64, float64, float64, float64, float64, float64, float64[::1], int64[::1])"
 LINKS = [(0.025, 0.116, 0.036, 0.025), (0.025, 0.006, 0.036, 0.001), (0.0, 0.0, 0.0, 0.0), (1e6, 1e-6, 1.0, 0.5)]
 PLANS = [solve(window, *link, 0.0, compiled=False) for window in (1, 6, 20) for link in LINKS]
-KERNELS = 2
+KERNELS = 3
 # Prints whether compiled code is used, and the plans.
 PROGRAM = f"""
 from pipesd import _kernels

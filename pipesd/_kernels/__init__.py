@@ -52,9 +52,10 @@ def warmup() -> bool:
     """Load or compile every kernel, so that no later call does; returns whether all are compiled. The first that cannot
     be ends it: what keeps numba from one keeps it from all."""
     from pipesd._kernels.confidence import OBSERVE
+    from pipesd._kernels.race import RACE
     from pipesd._kernels.token_batches import PLAN
 
-    return all(kernel.compiled() is not None for kernel in (PLAN, OBSERVE))
+    return all(kernel.compiled() is not None for kernel in (PLAN, OBSERVE, RACE))
 
 
 def _load(function: Callable[..., Any], signature: str) -> Callable[..., Any] | None:

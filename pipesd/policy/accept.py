@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pipesd.core import Logprobs
+from pipesd.policy.noise import Stream
 from pipesd.policy.sampler import Sampler
-from pipesd.policy.sampling import Law
+from pipesd.policy.sampling import Law, Method
+
+MOST_WHOLE = 256  # ids of a distribution that is told whole
+FIRST_PROPOSALS, MORE_PROPOSALS = 16, 64
 
 
 class Draw(NamedTuple):
@@ -31,22 +35,55 @@ class Refused(NamedTuple):
     pairs: tuple[tuple[int, float], ...]
     first: int | None = None
 
+    @property
+    def end(self) -> int:
+        """How many proposals are refused once all of these are."""
+        return 0 if self.first is None else self.first + len(self.pairs)
+
 
 class Refusal:
     """The target's distribution at a position where a draft token was refused, kept until the edge has drawn."""
 
-    def __init__(self, law: Law, sampler: Sampler, position: int) -> None: ...
+    def __init__(self, law: Law, sampler: Sampler, position: int) -> None:
+        self._law = law
+        self._sampler = sampler
+        self._position = position
+        self._sums: Any = None
 
     def told(self, tried: int) -> Refused:
-        """What to tell an edge that refused the first `tried` proposals."""
+        """What to tell an edge that refused the first `tried` proposals: the same whenever it is asked.
+
+        A distribution of few ids is told whole, exactly; with method PICOSPEC the most probable ids of a larger one,
+        highest first. Else proposals, drawn from it.
+        """
+        import numpy as np
+
+        weights = self._law.weights
+        places = np.flatnonzero(weights)
+        picospec = self._sampler.sampling.method is Method.PICOSPEC
+        most = self._sampler.sampling.top_mass if picospec else MOST_WHOLE
+        if len(places) <= most:
+            return Refused(self._pairs(places))
+        if picospec:
+            return Refused(self._pairs(highest(weights, most)))
+        if self._sums is None:
+            self._sums = np.cumsum(weights, dtype=np.float64)
+        count = MORE_PROPOSALS if tried else FIRST_PROPOSALS
+        units = [self._sampler.unit(self._position, Stream.PROPOSAL, j) for j in range(tried, tried + count)]
+        places = np.searchsorted(self._sums, np.array(units) * self._sums[-1], side="right")
+        return Refused(self._pairs(np.minimum(places, len(weights) - 1)), first=tried)
+
+    def _pairs(self, places: Any) -> tuple[tuple[int, float], ...]:
+        ids = places if self._law.ids is None else self._law.ids[places]
+        return tuple((token, self._law.probability(token)) for token in ids.tolist())
 
 
 class Choices(NamedTuple):
     """What the target makes of a draft: `ids[i]` is its own id behind the first i draft tokens, -1 where its logits
     were not finite; there is one more than there are draft tokens. `accepted`: how many of these it takes. `refusal`:
-    it took fewer than all, and the edge draws what stands there; `ids[accepted]` is then of no meaning.
-    `logprobs`: of each drafted id that was accepted and of ids[accepted], where asked for (with a refusal, of every
-    pair that may come of it is not known: see `Refusal`)."""
+    it took fewer than all, and the edge draws what stands there; `ids[accepted]` is then of no meaning. Where draft
+    tokens are tested, `ids` holds those accepted, then what follows them, then nothing of meaning.
+    `logprobs`: of each drafted id that was accepted, and of `ids[accepted]` unless it is -1 or there is a refusal."""
 
     ids: tuple[int, ...]
     accepted: int
@@ -71,8 +108,61 @@ def accept_greedy(draft: Sequence[int], choices: Sequence[int]) -> int:
 
 def choose(rows: Any, draw: Draw) -> Choices:
     """What the target makes of a draft, from float32 logits (1 + drafted, width)."""
-    prefix = [*draw.prefix, *draw.drafted]
-    start = len(draw.prefix)
-    found = [draw.sampler.choose(row, start + i, prefix[: start + i]) for i, row in enumerate(rows)]
-    ids = tuple(-1 if choice is None else choice.id for choice in found)
-    return Choices(ids, accept_greedy(draw.drafted, ids))
+    choices = _tested(rows, draw) if draw.sampler.sampling.tests else _compared(rows, draw)
+    most = draw.sampler.sampling.logprobs
+    if most is None:
+        return choices
+    told = choices.ids[: choices.accepted + (choices.refusal is None and choices.ids[choices.accepted] >= 0)]
+    return choices._replace(logprobs=tuple(logprobs(row, token, most) for row, token in zip(rows, told, strict=False)))
+
+
+def _compared(rows: Any, draw: Draw) -> Choices:
+    text = list(draw.prefix)
+    ids = []
+    for row, token in zip(rows, [*draw.drafted, -1], strict=True):
+        choice = draw.sampler.choose(row, len(text), text)
+        ids.append(-1 if choice is None else choice.id)
+        text.append(token)
+    return Choices(tuple(ids), accept_greedy(draw.drafted, ids))
+
+
+def _tested(rows: Any, draw: Draw) -> Choices:
+    """Rejection sampling (Leviathan, Kalman and Matias, 2023): draft token x is accepted with probability
+    min(1, p(x) / q(x)). With a q that was rounded up it is accepted less often, which the residual makes good."""
+    sampler, drafted, text = draw.sampler, list(draw.drafted), list(draw.prefix)
+    assert len(draw.p_draft) == len(drafted), f"{len(drafted)} draft tokens came with {len(draw.p_draft)} probabilities"
+    for i, (token, q) in enumerate(zip(drafted, draw.p_draft, strict=True)):
+        law = sampler.law(rows[i], text)
+        if law is None:
+            return Choices((*drafted[:i], -1, *drafted[i:]), i)
+        if not sampler.unit(len(text), Stream.TEST) * q < law.probability(token):
+            return Choices((*drafted, token), i, Refusal(law, sampler, len(text)))
+        text.append(token)
+    choice = sampler.choose(rows[len(drafted)], len(text), text)
+    return Choices((*drafted, -1 if choice is None else choice.id), len(drafted))
+
+
+def logprobs(row: Any, token: int, most: int) -> Logprobs:
+    """Of one id and of the `most` most probable ones (as many as there are), from float32 logits (n,), the highest
+    finite. Of ids that tie the lowest first."""
+    import numpy as np
+
+    top = row.max()
+    log_total = float(np.log(np.exp(row - top).sum(dtype=np.float64)))
+
+    def of(token: int) -> float:
+        return min(0.0, float(row[token] - top) - log_total)
+
+    return Logprobs(of(token), tuple((other, of(other)) for other in highest(row, most).tolist()))
+
+
+def highest(values: Any, most: int) -> Any:
+    """Places of the `most` highest of float32 (n,), all if there are fewer; highest first, on a tie the lowest place;
+    int64."""
+    import numpy as np
+
+    most = min(most, len(values))
+    if most == 0:
+        return np.empty(0, np.int64)
+    places = np.flatnonzero(values >= np.partition(values, len(values) - most)[len(values) - most])
+    return places[np.argsort(-values[places], kind="stable")][:most]

@@ -2,22 +2,33 @@
 
 In the order of transformers: logit bias; repetition penalty, then presence and frequency penalty; temperature; top-k;
 top-p; min-p. At temperature 0 the highest logit is taken behind bias and penalties, whatever else is set.
+
+Each of the last three keeps what is at least some value, so ids that tie there are kept or left out together (in
+transformers top-p keeps some of them). The most probable id is always kept.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from pipesd.config import GenerateConfig
 from pipesd.errors import UsageError
+from pipesd.logit_bias import MOST_BIASED as MOST_BIASED
+from pipesd.logit_bias import checked_bias
+from pipesd.policy.penalties import Counts
 
-MOST_BIASED = 1024  # ids with a bias of their own
 MOST_LOGPROBS = 20
 MOST_TOP_MASS = 1024
+MOST_TOP_K = (1 << 31) - 1
+
+_LEAST_TEMPERATURE = 1e-30  # a float32; the highest logit wins at this one as at any lower
+_LEAST_WEIGHT = 2.0**-126  # of an id that truncation keeps, the most probable one having 1
+_LARGEST = 1024  # ids that are sorted at first
+_STRIDES = 32
 
 
 class Method(IntEnum):
@@ -31,6 +42,8 @@ class Method(IntEnum):
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """The options of one generation, as both sides need them. Raises UsageError for impossible values.
+
+    `top_k` 0, `top_p` 1 and `min_p` 0 truncate nothing; `top_p` 0 keeps the most probable id.
 
     `logit_bias` are pairs (id, added to its logit); -inf forbids an id. `logprobs`: how many of the most probable ids
     to report beside each token, None: nothing. `own_token`: behind a draft that was accepted whole the target adds a
@@ -51,7 +64,20 @@ class Sampling:
     own_token: bool = True
 
     def __post_init__(self) -> None:
-        pass  # checks
+        for name, (low, high) in _BOUNDS.items():
+            _check_number(name, getattr(self, name), (int, float), low, high)
+        _check_number("top-k", self.top_k, (int,), 0, MOST_TOP_K)
+        if self.logprobs is not None:
+            _check_number("logprobs", self.logprobs, (int,), 0, MOST_LOGPROBS)
+        if not isinstance(self.method, Method):
+            raise UsageError(f"sampling method: got {self.method!r}, wanted one of {', '.join(Method.__members__)}")
+        if self.method is Method.PICOSPEC:
+            _check_number("top-mass", self.top_mass, (int,), 1, MOST_TOP_MASS)
+        elif type(self.top_mass) is not int or self.top_mass != 0:
+            raise UsageError(f"top-mass: got {self.top_mass!r}, wanted 0 without method PICOSPEC")
+        if type(self.own_token) is not bool:
+            raise UsageError(f"own-token: got {self.own_token!r}, wanted true or false")
+        object.__setattr__(self, "logit_bias", checked_bias(self.logit_bias))
 
     @property
     def greedy(self) -> bool:
@@ -63,6 +89,11 @@ class Sampling:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     @property
+    def truncates(self) -> bool:
+        """Whether ids may be left out."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
     def plain(self) -> bool:
         """Whether the highest logit is all that is wanted."""
         return self.greedy and not self.penalised and not self.logit_bias and self.logprobs is None
@@ -72,12 +103,35 @@ class Sampling:
         """Whether draft tokens are tested against a random number, rather than compared with the target's choice."""
         return self.method is not Method.NOISE and not self.greedy
 
+    @cached_property
+    def biases(self) -> tuple[Any, Any]:
+        """`logit_bias` as arrays: ids int64 (n,), ascending, and float32 (n,)."""
+        import numpy as np
 
-def make_sampling(config: GenerateConfig, *, drafts_on: bool) -> Sampling | None:
-    """The options of a generation, None where only the highest logit is wanted. `drafts_on`: the edge goes on drafting
-    while a verdict is awaited."""
+        ids = np.array([token for token, _ in self.logit_bias], np.int64)
+        return ids, np.array([value for _, value in self.logit_bias], np.float32)
+
+
+_BOUNDS = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 10),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+}
+
+
+def _check_number(name: str, value: Any, kinds: tuple[type, ...], low: float, high: float) -> None:
+    if type(value) not in kinds or not low <= value <= high:  # True is no number, and NaN is within no bounds
+        wanted = "a number" if float in kinds else "a whole number"
+        raise UsageError(f"{name.replace('_', '-')}: got {value!r}, wanted {wanted}, {low} to {high}")
+
+
+def make_sampling(config: GenerateConfig, *, drafts_on: bool) -> Sampling:
+    """The options of a generation. `drafts_on`: the edge goes on drafting while a verdict is awaited."""
     method = Method[config.sampling.upper()]
-    sampling = Sampling(
+    return Sampling(
         temperature=config.temperature,
         top_k=config.top_k,
         top_p=config.top_p,
@@ -91,26 +145,98 @@ def make_sampling(config: GenerateConfig, *, drafts_on: bool) -> Sampling | None
         logprobs=config.logprobs,
         own_token=method is Method.NOISE or not drafts_on,
     )
-    return None if sampling.plain else sampling
 
 
-def adjusted(row: Any, sampling: Sampling, prefix: Sequence[int]) -> Any:
+def adjusted(row: Any, sampling: Sampling, prefix: Sequence[int], counts: Counts | None = None) -> Any:
     """The logits behind bias and penalties, a new array where there are any; `row`: float32 (n,).
 
-    Every id of `prefix`, the whole text before this position, counts for the penalties.
+    Every id of `prefix`, the whole text before this position, counts for the penalties; `counts` saves counting it
+    again where it has counted a text that begins as this one. Ids that the row lacks do not matter.
     """
+    if not (sampling.logit_bias or sampling.penalised):
+        return row
+    import numpy as np
+
+    row = row.copy()
+    if sampling.logit_bias:
+        ids, values = sampling.biases
+        known = ids < len(row)
+        row[ids[known]] += values[known]
+    if sampling.penalised and len(prefix):
+        ids, times = (counts or Counts()).of(prefix)
+        if ids.max() >= len(row):
+            known = ids < len(row)
+            ids, times = ids[known], times[known]
+        row[ids] = behind_penalties(row[ids], times, sampling, np)
     return row
 
 
-def warped(row: Any, sampling: Sampling) -> Law:
-    """The distribution of what is drawn from adjusted, finite or -inf logits; float32 (n,), the highest finite."""
+def behind_penalties(values: Any, times: Any, sampling: Sampling, xp: Any) -> Any:
+    """Logits of ids behind all penalties, each having occurred so many `times`. `xp`: the arrays' module."""
+    factor = sampling.repetition_penalty
+    values = xp.where(values < 0, values * factor, values / factor)
+    return values - times * sampling.frequency_penalty - sampling.presence_penalty
+
+
+def warped(row: Any, sampling: Sampling, top: float | None = None) -> Law:
+    """The distribution of what is drawn at a temperature above 0 from adjusted logits, float32 (n,), that are finite or
+    -inf, `top`, the highest, finite."""
     import numpy as np
 
-    below = row - row.max()
-    with np.errstate(over="ignore"):
-        below = np.maximum(below / np.float32(sampling.temperature), np.float32(-1e30))
-    weights = np.exp(below)
-    return Law(None, weights, float(weights.sum()))
+    weights = row - (row.max() if top is None else np.float32(top))
+    with np.errstate(over="ignore"):  # to -inf
+        weights /= np.float32(max(sampling.temperature, _LEAST_TEMPERATURE))
+    np.exp(weights, out=weights)
+    total = float(weights.sum())
+    if not sampling.truncates:
+        return Law(None, weights, total)
+    ids = np.flatnonzero(weights >= np.float32(_surely_out(weights, total, sampling)))
+    kept = weights[ids]
+    values = kept
+    if not sampling.top_k and len(values) > _LARGEST:
+        largest = np.partition(values, -_LARGEST)[-_LARGEST:]
+        if largest.sum(dtype=np.float64) >= sampling.top_p * total:
+            values = largest
+    values = np.sort(values)[::-1]
+    within = kept >= threshold(values, total, sampling.top_k or len(row), sampling.top_p, sampling.min_p, np)
+    ids, kept = ids[within], kept[within]
+    return Law(ids, kept, float(kept.sum(dtype=np.float64)))
+
+
+def _surely_out(weights: Any, total: float, sampling: Sampling) -> float:
+    """Ids of a lower weight than this are left out, whatever the others have; only few of those above are."""
+    import numpy as np
+
+    if 0 < sampling.top_k < len(weights):
+        # of so many that each stand for different ids, the k-th highest is no higher than the k-th highest of all
+        width = len(weights) // _STRIDES
+        some = weights
+        if sampling.top_k <= width // 4:
+            some = weights[: width * _STRIDES].reshape(_STRIDES, width).max(axis=0)
+        least = float(np.partition(some, len(some) - sampling.top_k)[len(some) - sampling.top_k])
+        if sampling.top_p == 1:
+            least = max(least, sampling.min_p)
+    else:
+        # if all ids below it were as probable as that, they would have half of what top-p leaves out
+        least = max(0.5 * max(0.0, 1.0 - sampling.top_p) * total / len(weights), sampling.min_p)
+    return max(least, _LEAST_WEIGHT)
+
+
+def threshold(values: Any, total: Any, top_k: Any, top_p: Any, min_p: Any, xp: Any) -> Any:
+    """The smallest weight that top-k, top-p and min-p keep, one after the other; (…, 1).
+
+    `values` (…, n): the n highest weights of each row, descending, all that truncation may keep; `total`: the sum of
+    all weights of the row; `top_k` at least 1. These are numbers or (…, 1). `xp`: the arrays' module, numpy or torch.
+    """
+    rank = xp.cumsum(xp.ones_like(values), axis=-1)
+    highest = values[..., :1]
+    kth = xp.amax(xp.where(rank < top_k, 0.0, values), axis=-1, keepdims=True)
+    held = xp.where(values >= kth, values, 0.0)
+    mass = xp.where(kth > 0, held.sum(axis=-1, keepdims=True, dtype=xp.float64), total)
+    before = xp.cumsum(held, axis=-1, dtype=xp.float64) - held
+    inside = (before < top_p * mass) | (top_p >= 1)
+    least = xp.amin(xp.where(inside, values, highest), axis=-1, keepdims=True)
+    return xp.maximum(xp.maximum(kth, least), min_p * highest)
 
 
 class Law(NamedTuple):
@@ -124,7 +250,7 @@ class Law(NamedTuple):
     total: float
 
     def probability(self, token: int) -> float:
-        """That of one id."""
+        """That of one id, as a float32 can hold it: so it is the same behind the wire."""
         import numpy as np
 
         at = token
@@ -132,4 +258,6 @@ class Law(NamedTuple):
             at = int(np.searchsorted(self.ids, token))
             if at == len(self.ids) or self.ids[at] != token:
                 return 0.0
-        return float(self.weights[at]) / self.total if at < len(self.weights) else 0.0
+        if at >= len(self.weights):
+            return 0.0
+        return float(np.float32(float(self.weights[at]) / self.total))
