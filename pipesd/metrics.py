@@ -129,7 +129,7 @@ class Meter:
     sampling: str | None = None  # the method, or "greedy"
     sampling_error: float | None = None  # picospec: the largest share of the target's distribution that was left out
     refusals: int = 0  # draft tokens in whose place the edge drew another
-    proposals_refused: int = 0  # of the target's, that the edge did not take for these
+    proposals: int = 0  # of the target's for these
 
     def token(self, now_s: float, count: int) -> None:
         """`count` tokens were committed."""
@@ -189,7 +189,7 @@ def summary(tally: Tally, meter: Meter) -> dict[str, Any]:
         "sampling": meter.sampling,
         "sampling_error": meter.sampling_error,
         "refusals": meter.refusals,
-        "proposals_refused": meter.proposals_refused,
+        "proposals": meter.proposals,
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipesd.clock import Clock
 from pipesd.config import EdgeConfig
-from pipesd.core import Mode, Piece, common_prefix
+from pipesd.core import Mode, Origin, Piece, common_prefix
 from pipesd.edge.connection import Connection, refusal
 from pipesd.edge.local import PREFILL_CHUNK
 from pipesd.edge.models import Drafter
@@ -23,6 +23,7 @@ from pipesd.edge.run import Run
 from pipesd.edge.steering import Steering
 from pipesd.errors import DrafterFailed
 from pipesd.metrics import EventLog
+from pipesd.policy.accept import Refused
 from pipesd.policy.sampling import Sampling
 from pipesd.policy.sending import Step
 from pipesd.policy.strategy import Strategy
@@ -86,6 +87,8 @@ class Loop:
                 connection.adopt()
                 self._perform(run, machine.cancel())  # of use if the iterator was left, or an error ends it
             run.tally, run.meter.rtt_s = machine.tally, connection.rtt_s
+            if run.proposals is not None and run.config.sampling == "picospec":
+                run.meter.sampling_error = run.proposals.error_bound
             run.meter.bytes_up = connection.bytes_up - sent_before
             run.meter.bytes_down = connection.bytes_down - heard_before
 
@@ -97,7 +100,7 @@ class Loop:
         mode = strategy.mode if drafting or not strategy.drafts else Mode.FREE
         request = act.Request(
             len(ids) + run.config.max_tokens, end_ids.union(welcome.end_ids or ()), mode,
-            run.seed, welcome.model_fingerprint, welcome.vocabulary_hash, MAJOR,
+            run.seed, welcome.model_fingerprint, welcome.vocabulary_hash, MAJOR, run.sampling,
         )  # fmt: skip
         self._events.record(
             "start", session=f"{machine.session:016x}", opening=machine.opening, prompt_tokens=len(ids),
@@ -162,7 +165,7 @@ class Loop:
         self._patience.check(now_s)
         if self._patience.retry_due(now_s):
             self._perform(run, machine.reopen())
-        elif machine.state is State.RUN and machine.nav is None and not machine.more:
+        elif machine.state is State.RUN and not machine.awaits:
             self._patience.rest(now_s)
         elif self._patience.due(now_s, self._line.explain):
             self._events.record("deadline")
@@ -187,12 +190,12 @@ class Loop:
             self._go_on_without_drafts(run, str(error))
             return
         steering.drafted(drawn, machine.end, took_s, self._clock.now())
-        machine.drafted(drawn.id)
+        machine.drafted(drawn.id, drawn.p_sent)
 
     def _send(self, run: Run) -> None:
         """Give the link what is due of the draft, and ask for verification where the trigger or necessity says so."""
         machine, steering = self.machine, self.steering
-        if steering is None or machine.state is State.WAITING:
+        if steering is None or machine.state is State.WAITING or machine.redrawing:
             return
         step = Step.ASK
         while step is Step.ASK:  # behind one draft to verify there may be the next
@@ -207,6 +210,20 @@ class Loop:
                 steering.asked(self._clock.now(), upto)
                 if not machine.nav_said:  # the link takes nothing now
                     break
+
+    def _redraw(self, run: Run, pos: int, refused: Refused) -> None:
+        """Draw what stands at `pos`, where the cloud refused the draft token."""
+        assert run.proposals is not None
+        before, told = refused.first or 0, len(refused.pairs)
+        run.meter.refusals += not before
+        run.meter.proposals += told if refused.first is not None else 0
+        self._events.record("refused", pos=pos, told=told, first=refused.first)
+        token = run.proposals.redraw(pos, refused, before)
+        if token is None:
+            self._perform(run, self.machine.ask_more(refused.end))
+        else:
+            self._events.record("redrawn", pos=pos, id=token)
+            self._perform(run, self.machine.redrawn(token))
 
     def _go_on_without_drafts(self, run: Run, why: str) -> None:
         log.warning("%s: going on without drafts", why)
@@ -244,15 +261,20 @@ class Loop:
                 case act.Rollback(pos):
                     if self.drafter is not None:
                         self.drafter.rollback(min(pos, len(self.drafter)))
+                    if run is not None and run.proposals is not None:
+                        run.proposals.forget(pos)
                     self._events.record("rollback", pos=pos)
                     if self.steering is not None:
                         self.steering.dropped()
                 case act.Extend(ids) if self.drafter is not None and self._strategy.drafts:
                     self.drafter.extend(ids)
-                case act.Committed(pos, ids, accepted, _) if run is not None:
+                case act.Committed(pos, ids, accepted, _, logprobs) if run is not None:
                     self._events.record("committed", pos=pos, ids=ids, accepted=accepted)
                     self._patience.moved(self._clock.now())
-                    run.commit(ids, ["accepted" if own else "target" for own in accepted], self._clock.now())
+                    if run.proposals is not None:
+                        run.proposals.settle(pos + len(ids))
+                    origins: list[Origin] = ["accepted" if own else "target" for own in accepted]
+                    run.commit(ids, origins, self._clock.now(), logprobs)
                     if self._strategy.guarded and not self.machine.drafts and not run.drafter_failed:
                         run.meter.alone_tokens += len(ids)
                     if self.steering is not None:
@@ -262,6 +284,8 @@ class Loop:
                         self._perform(run, self.machine.cancel("stop"))
                     elif self.steering is not None and (size := self.steering.probe_due(self._clock.now())):
                         self._line.probe(self.machine.session, size)
+                case act.Redraw(pos, refused) if run is not None:
+                    self._redraw(run, pos, refused)
                 case act.Retry(after_s, code, text):
                     self._patience.retry(self._clock.now(), after_s, refusal(code, text))
                     self._events.record("retry", code=code.name, after_s=after_s)

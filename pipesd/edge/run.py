@@ -14,6 +14,7 @@ from pipesd.edge.models import Chooser, Drafter, Tokeniser
 from pipesd.edge.text import TextStream
 from pipesd.errors import UsageError
 from pipesd.metrics import Meter, Tally
+from pipesd.policy.residual import Proposals
 from pipesd.policy.sampler import Sampler
 from pipesd.policy.sampling import Sampling, make_sampling
 from pipesd.policy.strategy import Strategy
@@ -68,13 +69,19 @@ class Run:
     def __init__(self, config: GenerateConfig, strategy: Strategy, seed: int, now_s: float, *, answer: bool) -> None:
         self.config = config
         self.seed = seed
-        self.sampling = make_sampling(config, drafts_on=strategy.drafts and strategy.ahead)
+        sampling = make_sampling(config, drafts_on=strategy.drafts and strategy.ahead)
+        self.sampling: Sampling | None = None if sampling.plain else sampling
         self.sampler: Chooser | None = None
-        if self.sampling is not None or strategy.confidence == "margin":
-            self.sampler = Sampler(self.sampling or Sampling(), seed)
+        self.proposals: Proposals | None = None
+        margins = strategy.confidence == "margin"
+        if margins or not sampling.plain:
+            self.sampler = sampler = Sampler(sampling, seed, margins=margins)
+            if sampling.tests and strategy.drafts:
+                self.sampler = self.proposals = Proposals(sampler)
         self.answer = answer
         self.cancelled = threading.Event()
-        self.meter = Meter(now_s, sampling=config.sampling if config.temperature else "greedy")
+        method = config.sampling if strategy.drafts else "noise"
+        self.meter = Meter(now_s, sampling="greedy" if sampling.greedy else method)
         self.tally = Tally()
         self.ids: list[int] = []
         self.logprobs: list[Logprobs] = []  # one for each of the ids, or none at all
@@ -124,6 +131,8 @@ class Run:
         """The drafter's next token, and how long it took (s)."""
         started_s = clock.now()
         drawn = drafter.draft(self.sampler)
+        if self.proposals is not None:
+            drawn = drawn._replace(p_sent=self.proposals.p_sent(len(drafter) - 1, drawn.id))
         took_s = clock.now() - started_s
         self.meter.draft_s += took_s
         return drawn, took_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pipesd.core import FinishReason, Mode
+from pipesd.core import FinishReason, Logprobs, Mode
 from pipesd.policy.accept import Refused
 from pipesd.policy.sampling import Sampling
 from pipesd.protocol.messages import ErrorCode, Message
@@ -31,12 +31,14 @@ class Extend(NamedTuple):
 
 class Committed(NamedTuple):
     """`ids` are committed from `pos` on; `accepted[i]` says whether the i-th was the edge's own draft token;
-    `rejected`: one of them stands where the draft had another, and ended it."""
+    `rejected`: one of them stands where the draft had another, and ended it; `logprobs`: one for each id, where they
+    were asked for."""
 
     pos: int
     ids: tuple[int, ...]
     accepted: tuple[bool, ...]
     rejected: bool = False
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 class Redraw(NamedTuple):

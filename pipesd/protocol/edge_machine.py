@@ -59,7 +59,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 
-from pipesd.core import LEAST_AHEAD, FinishReason, Mode
+from pipesd.core import LEAST_AHEAD, FinishReason, Logprobs, Mode
 from pipesd.errors import ProtocolError
 from pipesd.metrics import Tally
 from pipesd.policy.sampling import Sampling
@@ -140,6 +140,11 @@ class EdgeMachine:
     def awaits(self) -> bool:
         """Whether the cloud owes an answer."""
         return self.nav is not None or self.more or self._redraw.tried is not None
+
+    @property
+    def redrawing(self) -> bool:
+        """Whether a draft token was refused and what stands there is still to be drawn."""
+        return self._redraw.pending
 
     @property
     def _tests(self) -> bool:
@@ -446,7 +451,7 @@ class EdgeMachine:
         if message.counters is not None:  # those behind a hole count what may be verified once more elsewhere
             self._counts.hear(message.counters)
         epoch, before = self.epoch, len(self.committed)
-        actions = self._commit(message.pos, message.ids)
+        actions = self._commit(message.pos, message.ids, self._logprobs(message))
         at = len(self.committed)
         refused = message.refused if message.epoch == epoch == self.epoch else None
         if refused is not None and self.running and at == message.pos + len(message.ids):
@@ -457,7 +462,16 @@ class EdgeMachine:
                 actions.append(Redraw(at, refused))
         return actions
 
-    def _commit(self, pos: int, ids: Sequence[int]) -> list[Action]:
+    def _logprobs(self, message: Verdict) -> tuple[Logprobs, ...]:
+        """Those of the message's ids, where they were asked for."""
+        assert self._request is not None
+        if self._request.sampling is None or self._request.sampling.logprobs is None or not message.ids:
+            return ()
+        if message.logprobs is None:
+            raise ProtocolError("the cloud said ids without the log-probabilities that it was asked for")
+        return message.logprobs
+
+    def _commit(self, pos: int, ids: Sequence[int], logprobs: Sequence[Logprobs]) -> list[Action]:
         assert self._request is not None
         first = len(self.committed)
         for p, token in enumerate(ids[: first - pos], pos):
@@ -499,7 +513,8 @@ class EdgeMachine:
             self._unknown = 0
             if fresh:
                 actions.append(Extend(tuple(fresh)))
-            actions.append(Committed(first, tuple(self.committed[first:]), tuple(accepted), rejected))
+            said = tuple(logprobs[first - pos : len(self.committed) - pos])
+            actions.append(Committed(first, tuple(self.committed[first:]), tuple(accepted), rejected, said))
         return actions + (self._finish(ended) if ended else [])
 
     def _ended_by(self, token: int) -> FinishReason | None:
