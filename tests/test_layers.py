@@ -38,7 +38,13 @@ DOORS = {
     "msgpack": ("pipesd.protocol.wire",),
     "numba": ("pipesd._kernels.",),
     "scipy": ("pipesd.policy.",),
-    "torch": ("pipesd.cloud.checkpoint", "pipesd.cloud.kv_cache", "pipesd.cloud.model", "pipesd.cloud.target"),
+    "torch": (
+        "pipesd.cloud.checkpoint",
+        "pipesd.cloud.device_sampling",
+        "pipesd.cloud.kv_cache",
+        "pipesd.cloud.model",
+        "pipesd.cloud.target",
+    ),
     "zmq": ("pipesd.transport", "pipesd.sockets", "pipesd.cloud.front"),
 }
 ELSEWHERE = {"numpy"}  # may be imported anywhere

@@ -25,7 +25,7 @@ MOST_LOGPROBS = 20
 MOST_TOP_MASS = 1024
 MOST_TOP_K = (1 << 31) - 1
 
-_LEAST_TEMPERATURE = 1e-30  # a float32; the highest logit wins at this one as at any lower
+LEAST_TEMPERATURE = 1e-30  # a float32; the highest logit wins at this one as at any lower
 _LEAST_WEIGHT = 2.0**-126  # of an id that truncation keeps, the most probable one having 1
 _LARGEST = 1024  # ids that are sorted at first
 _STRIDES = 32
@@ -167,15 +167,16 @@ def adjusted(row: Any, sampling: Sampling, prefix: Sequence[int], counts: Counts
         if ids.max() >= len(row):
             known = ids < len(row)
             ids, times = ids[known], times[known]
-        row[ids] = behind_penalties(row[ids], times, sampling, np)
+        penalties = sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty
+        row[ids] = behind_penalties(row[ids], times, *penalties, np)
     return row
 
 
-def behind_penalties(values: Any, times: Any, sampling: Sampling, xp: Any) -> Any:
-    """Logits of ids behind all penalties, each having occurred so many `times`. `xp`: the arrays' module."""
-    factor = sampling.repetition_penalty
-    values = xp.where(values < 0, values * factor, values / factor)
-    return values - times * sampling.frequency_penalty - sampling.presence_penalty
+def behind_penalties(values: Any, times: Any, repetition: Any, presence: Any, frequency: Any, xp: Any) -> Any:
+    """Logits of ids that each occurred so many `times`, behind the three penalties, numbers or arrays as well. `xp`:
+    the arrays' module, numpy or torch."""
+    values = xp.where(values < 0, values * repetition, values / repetition)
+    return values - times * frequency - presence
 
 
 def warped(row: Any, sampling: Sampling, top: float | None = None) -> Law:
@@ -185,22 +186,32 @@ def warped(row: Any, sampling: Sampling, top: float | None = None) -> Law:
 
     weights = row - (row.max() if top is None else np.float32(top))
     with np.errstate(over="ignore"):  # to -inf
-        weights /= np.float32(max(sampling.temperature, _LEAST_TEMPERATURE))
+        weights /= np.float32(max(sampling.temperature, LEAST_TEMPERATURE))
     np.exp(weights, out=weights)
     total = float(weights.sum())
     if not sampling.truncates:
         return Law(None, weights, total)
     ids = np.flatnonzero(weights >= np.float32(_surely_out(weights, total, sampling)))
     kept = weights[ids]
-    values = kept
-    if not sampling.top_k and len(values) > _LARGEST:
-        largest = np.partition(values, -_LARGEST)[-_LARGEST:]
+    if 0 < sampling.top_k < len(row) or sampling.top_p < 1:  # min-p alone needs no order
+        highest = _sorted(kept, total, sampling)
+        least = threshold(highest, total, sampling.top_k or len(row), sampling.top_p, sampling.min_p, np)
+        within = kept >= least
+        ids, kept = ids[within], kept[within]
+    return Law(ids, kept, float(kept.sum(dtype=np.float64)))
+
+
+def _sorted(values: Any, total: float, sampling: Sampling) -> Any:
+    """The highest values, descending, down to where top-p ends at the latest; all if top-k comes before it."""
+    import numpy as np
+
+    count = _LARGEST
+    while not sampling.top_k and 2 * count < len(values):
+        largest = np.partition(values, -count)[-count:]
         if largest.sum(dtype=np.float64) >= sampling.top_p * total:
             values = largest
-    values = np.sort(values)[::-1]
-    within = kept >= threshold(values, total, sampling.top_k or len(row), sampling.top_p, sampling.min_p, np)
-    ids, kept = ids[within], kept[within]
-    return Law(ids, kept, float(kept.sum(dtype=np.float64)))
+        count *= 8
+    return np.sort(values)[::-1]
 
 
 def _surely_out(weights: Any, total: float, sampling: Sampling) -> float:

@@ -1,0 +1,148 @@
+"""The target's own choices made where its logits are, so that only ids leave the device: the arithmetic of
+`pipesd.policy` on tensors. Hashes are the same integers; exponentials and logarithms may differ in the last place, so
+an id may differ from that of the CPU where two are as good as tied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipesd.policy.accept import Draw
+from pipesd.policy.noise import FIRST_FACTOR, GOLDEN, SECOND_FACTOR, UNIT, Stream, stream_key
+from pipesd.policy.penalties import Counts
+from pipesd.policy.sampling import LEAST_TEMPERATURE, behind_penalties, threshold
+
+ROWS = 16  # at a time, each of which takes some 50 bytes for each id
+UNLIMITED = 1 << 31
+
+
+def choose_rows(logits: Tensor, draws: Sequence[Draw]) -> list[tuple[int, ...]]:
+    """For each draw the ids that `pipesd.policy.accept.choose` finds: its own choice behind its prefix and behind each
+    draft token, -1 where the highest logit is not finite. `logits`: (rows, width), those of the draws one after the
+    other, 1 + drafted each; they stay as they are. For draws that neither test draft tokens nor want log-probabilities.
+    The host waits for the device once."""
+    rows = [_Row(draw, behind) for draw in draws for behind in range(1 + len(draw.drafted))]
+    assert len(rows) == logits.shape[0], f"{logits.shape[0]} rows of logits for {len(rows)} choices"
+    if not rows:
+        return [() for _ in draws]
+    parts = [_chosen(logits[start : start + ROWS], rows[start : start + ROWS]) for start in range(0, len(rows), ROWS)]
+    ids = iter(torch.cat(parts).tolist())
+    return [tuple(next(ids) for _ in range(1 + len(draw.drafted))) for draw in draws]
+
+
+def units(keys: Tensor, numbers: Tensor) -> Tensor:
+    """Noise as `pipesd.policy.noise.unit` gives it: float64 (keys, numbers), from uint64 keys held in int64 (n,) and
+    non-negative numbers, int64 (m,)."""
+    z = keys[:, None] + (numbers + 1) * _signed(GOLDEN)
+    z = (z ^ _shifted(z, 30)) * _signed(FIRST_FACTOR)
+    z = (z ^ _shifted(z, 27)) * _signed(SECOND_FACTOR)
+    z = z ^ _shifted(z, 31)
+    return (_shifted(z, 12).double() + 0.5) * UNIT
+
+
+class _Row:
+    """What is wanted of one row: of `draw`, behind so many of its draft tokens."""
+
+    def __init__(self, draw: Draw, behind: int) -> None:
+        self.sampling = draw.sampler.sampling
+        assert not self.sampling.tests and self.sampling.logprobs is None
+        self.draw = draw
+        self.behind = behind
+        self.key = _signed(stream_key(draw.sampler.seed, len(draw.prefix) + behind, Stream.CHOICE))
+
+
+def _chosen(logits: Tensor, rows: Sequence[_Row]) -> Tensor:
+    """An id for each row, on the device."""
+    logits = _adjusted(logits.float(), rows)
+    highest, ids = logits.max(dim=-1, keepdim=True)
+    drawn = [not row.sampling.greedy for row in rows]
+    if any(drawn):
+        ids = torch.where(_column(drawn, torch.bool, logits), _raced(logits - highest, rows), ids)
+    return torch.where(highest.isfinite(), ids, -1).flatten()
+
+
+def _raced(below: Tensor, rows: Sequence[_Row]) -> Tensor:
+    """The winner of the race of each row, (rows, 1), by logits below its highest."""
+    temperatures = [max(row.sampling.temperature, LEAST_TEMPERATURE) for row in rows]
+    weights = torch.exp(below / _column(temperatures, torch.float32, below))
+    cut = [place for place, row in enumerate(rows) if row.sampling.truncates and not row.sampling.greedy]
+    if cut:
+        where = _uploaded(cut, torch.int64, below)
+        weights = weights.index_copy(0, where, _truncated(weights[where], [rows[place] for place in cut]))
+    noise = units(_uploaded([row.key for row in rows], torch.int64, below), _numbers(below))
+    return (-torch.log1p(-noise) / weights).argmin(dim=-1, keepdim=True)
+
+
+def _truncated(weights: Tensor, rows: Sequence[_Row]) -> Tensor:
+    """The same weights, 0 for ids that top-k, top-p and min-p leave out."""
+    options = [row.sampling for row in rows]
+    least = threshold(
+        weights.sort(dim=-1, descending=True).values,
+        weights.sum(dim=-1, keepdim=True, dtype=torch.float64),
+        _column([o.top_k or UNLIMITED for o in options], torch.int64, weights),
+        _column([o.top_p for o in options], torch.float64, weights),
+        _column([o.min_p for o in options], torch.float32, weights),
+        torch,
+    )
+    return torch.where(weights >= least, weights, 0.0)
+
+
+def _adjusted(logits: Tensor, rows: Sequence[_Row]) -> Tensor:
+    """The logits behind bias and penalties."""
+    width = logits.shape[1]
+    bias: list[tuple[int, int, float]] = []  # (row, id, value)
+    seen: list[tuple[int, int, float, float, float, float]] = []  # (row, id, times, penalties)
+    counts = {id(row.draw): Counts() for row in rows}
+    for place, row in enumerate(rows):
+        o = row.sampling
+        bias += [(place, token, value) for token, value in o.logit_bias if token < width]
+        if not o.penalised:
+            continue
+        text = [*row.draw.prefix, *row.draw.drafted[: row.behind]]
+        occurring, times = counts[id(row.draw)].of(text)
+        seen += [
+            (place, token, often, o.repetition_penalty, o.presence_penalty, o.frequency_penalty)
+            for token, often in zip(occurring.tolist(), times.tolist(), strict=True)
+            if token < width
+        ]
+    if bias or seen:
+        logits = logits.clone()
+    if bias:
+        places, tokens, values = zip(*bias, strict=True)
+        where = (_uploaded(places, torch.int64, logits), _uploaded(tokens, torch.int64, logits))
+        logits[where] += _uploaded(values, torch.float32, logits)
+    if seen:
+        places, tokens, *numbers = zip(*seen, strict=True)
+        where = (_uploaded(places, torch.int64, logits), _uploaded(tokens, torch.int64, logits))
+        often, repetition, presence, frequency = (_uploaded(column, torch.float32, logits) for column in numbers)
+        logits[where] = behind_penalties(logits[where], often, repetition, presence, frequency, torch)
+    return logits
+
+
+def _numbers(like: Tensor) -> Tensor:
+    return torch.arange(like.shape[1], device=like.device)
+
+
+def _column(values: Sequence[Any], dtype: torch.dtype, like: Tensor) -> Tensor:
+    return _uploaded(values, dtype, like)[:, None]
+
+
+def _uploaded(values: Sequence[Any], dtype: torch.dtype, like: Tensor) -> Tensor:
+    """(n,) on the device of `like`; the host does not wait for what the device still does."""
+    tensor = torch.tensor(values, dtype=dtype)
+    if like.device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(like.device, non_blocking=True)
+
+
+def _signed(number: int) -> int:
+    """The int64 with the bits of a uint64."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _shifted(z: Tensor, count: int) -> Tensor:
+    """The bits of a uint64 held in int64, shifted right: the sign's copies are masked off."""
+    return (z >> count) & ((1 << (64 - count)) - 1)
