@@ -213,7 +213,7 @@ def test_versions_are_both_named_whoever_finds_out() -> None:
             greeted(cloud.address)
         assert refused.value.code == ErrorCode.VERSION
     with FakeCloud(polite(byte_vocabulary(), major=2, minor=3)) as cloud:
-        with pytest.raises(Refused, match=r"the cloud speaks protocol version 2\.3, this side 1\.0") as refused:
+        with pytest.raises(Refused, match=r"the cloud speaks protocol version 2\.3, this side 1\.1") as refused:
             greeted(cloud.address)
         assert refused.value.exit_code == 4
 

@@ -107,7 +107,7 @@ def test_a_probe_gets_no_more_than_the_stated_bytes(sent: int, asked: int, got: 
 @pytest.mark.parametrize(
     ("wrong", "code", "says"),
     [
-        ({"major": 2}, ErrorCode.VERSION, r"2\.\d.*1\.0"),
+        ({"major": 2}, ErrorCode.VERSION, r"2\.\d.*1\.1"),
         ({"vocabulary_hash": b"8 others"}, ErrorCode.VOCABULARY, "vocabulary.*script"),
         ({"model_fingerprint": b"modeltwo"}, ErrorCode.MODEL, "script"),
         ({"session": 0}, ErrorCode.MALFORMED, r"OPEN\.session"),

@@ -250,3 +250,4 @@ def test_the_codec_bench_ends_with_one_object() -> None:
     result = json.loads(out.stdout.splitlines()[-1])
     assert 0 < result["draft_20_us"] < 1000
     assert result["rows"]["DRAFT, 20 ids"]["beyond_ids"] <= 28
+    assert result["rows"]["VERDICT, 3 ids, law of 256"]["beyond_ids"] <= 28 + 4 + 3 + 8 * 256

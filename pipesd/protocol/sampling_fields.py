@@ -5,8 +5,10 @@ Codecs as those of `fields`; `wire` says how each looks byte by byte.
 
 from __future__ import annotations
 
+import operator
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from pipesd.core import Logprobs
@@ -36,7 +38,7 @@ class Options:
                 _NO_LOGPROBS if s.logprobs is None else s.logprobs,
             )  # fmt: skip
             return head + _pack_pairs(s.logit_bias)
-        except (struct.error, OverflowError) as error:
+        except struct.error as error:
             raise Unfit(f"an option out of range: {error}", "options within the ranges of the protocol") from None
 
     def unpack(self, value: Any) -> Sampling:
@@ -80,33 +82,25 @@ class LawPairs:
         self._most = most
 
     def pack(self, value: Any) -> bytes:
-        pairs = _checked_pairs(value)
-        self._check_count(len(pairs))
-        for _, p in pairs:
-            if not 0.0 <= p <= 1.0:
-                raise Unfit(describe(p), "probabilities from 0 to 1")
-        packed = _pack_pairs((token, p + 0.0) for token, p in pairs)  # + 0.0 makes -0.0 positive
-        self._check_sum(packed)
+        packed = _pack_pairs(_checked_pairs(value))
+        self._check(packed)
         return packed
 
     def unpack(self, value: Any) -> tuple[tuple[int, float], ...]:
         if type(value) is not bytes or len(value) % _PAIR_BYTES:
             raise Unfit(describe(value), f"packed pairs of {_PAIR_BYTES} bytes each")
-        self._check_count(len(value) // _PAIR_BYTES)
-        pairs = _unpack_pairs(value)
-        bits = struct.unpack(f"<{len(value) // 4}I", value)[1::2]
-        if max(bits) > _FLOAT32_ONE:
-            raise Unfit(describe(pairs[bits.index(max(bits))][1]), "probabilities from 0 to 1")
-        self._check_sum(value)
-        return pairs
+        self._check(value)
+        return _unpack_pairs(value)
 
-    def _check_count(self, count: int) -> None:
+    def _check(self, packed: bytes) -> None:
+        count = len(packed) // _PAIR_BYTES
         if not 1 <= count <= self._most:
             raise Unfit(f"{count} pairs", f"1 to {self._most} pairs")
-
-    @staticmethod
-    def _check_sum(packed: bytes) -> None:
-        if not any(struct.unpack(f"<{len(packed) // 4}I", packed)[1::2]):
+        bits = struct.unpack(f"<{2 * count}I", packed)[1::2]
+        highest = max(bits)
+        if highest > _FLOAT32_ONE:
+            raise Unfit(describe(_unpack_pairs(packed)[bits.index(highest)][1]), "probabilities from 0 to 1")
+        if not highest:
             raise Unfit("probabilities that are all 0", "one above 0")
 
 
@@ -132,10 +126,7 @@ class LogprobsOfIds:
             for _, number in row:
                 if not number <= 0.0:
                     raise Unfit(describe(number), self._wanted)
-            try:
-                parts.append(_pack_pairs(row)[4:])  # all but the id of the first
-            except OverflowError:
-                raise Unfit("a log-probability that no float32 can hold", self._wanted) from None
+            parts.append(_pack_pairs(row)[4:])  # all but the id of the first
         return b"".join(parts)
 
     def unpack(self, value: Any) -> tuple[Logprobs, ...]:
@@ -177,33 +168,40 @@ def count_of(packed: bytes) -> int:
 
 def _checked_pairs(value: Any) -> Sequence[tuple[int, float]]:
     """`value` as pairs of an int that may be an id and a float."""
+    if type(value) is tuple and set(map(type, value)) == {tuple} and set(map(len, value)) == {2}:
+        ids, numbers = zip(*value, strict=True)
+        if set(map(type, ids)) == {int} and set(map(type, numbers)) == {float}:
+            _check_ids(min(ids), max(ids))
+            return value
     pairs = []
     try:
         for token, number in value:
             if isinstance(number, str | bytes) or isinstance(token, bool):
                 raise TypeError
-            pairs.append((token.__index__(), float(number)))
-    except (TypeError, ValueError, AttributeError, OverflowError):
+            pairs.append((operator.index(token), float(number)))
+    except (TypeError, ValueError, OverflowError):
         raise Unfit(describe(value), "pairs of an id and a number") from None
-    for token, _ in pairs:
-        _check_ids(token)
+    _check_ids(*(token for token, _ in pairs))
     return pairs
 
 
-def _check_ids(token: int) -> None:
-    if not 0 <= token <= _MOST_ID:
-        raise Unfit(f"id {token}", f"ids from 0 to {_MOST_ID}")
+def _check_ids(*ids: int) -> None:
+    for token in ids:
+        if not 0 <= token <= _MOST_ID:
+            raise Unfit(f"id {token}", f"ids from 0 to {_MOST_ID}")
 
 
-def _pack_pairs(pairs: Iterable[tuple[int, float]]) -> bytes:
+def _pack_pairs(pairs: Sequence[tuple[int, float]]) -> bytes:
     """Of each an id as u32 and a float32, little-endian."""
-    flat = [number for pair in pairs for number in pair]
-    return struct.pack("<" + "If" * (len(flat) // 2), *flat)
+    try:
+        return struct.pack("<" + "If" * len(pairs), *chain.from_iterable(pairs))
+    except OverflowError:
+        raise Unfit("a number that no float32 can hold", "less") from None
 
 
 def _unpack_pairs(packed: bytes) -> tuple[tuple[int, float], ...]:
     """Pairs of ids below 2**31."""
     pairs = tuple(struct.iter_unpack("<If", packed))
-    for token, _ in pairs:
-        _check_ids(token)
+    if not packed[3::_PAIR_BYTES].isascii():  # the highest byte of an id below 2**31 is below 128
+        _check_ids(*(token for token, _ in pairs))
     return pairs
