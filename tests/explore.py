@@ -11,6 +11,7 @@ Events, each with the number of an edge (default 0) unless it says otherwise:
     block                   the next message is not taken by the link
     deadline, retry, cancel, close, stop_drafting, resume_drafting
     next BACK               the next turn keeps all but BACK ids and appends two
+    redraw                  the drafter draws what stands where its token was refused, or asks for more
     pass W                  a pass of worker W           crash W, restart W     its state is lost
     forget                  the front loses its tables   wait, idle             time passes: a little, very much
     mode W SESSION MODE     the worker puts a session on another rung
@@ -23,14 +24,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipesd.core import Mode
-from pipesd.policy.batch_choices import greedy_choices
-from pipesd.protocol.actions import Action, Committed, Done, Extend, Fail, Request, Retry, Rollback, Send
+from pipesd.policy.sampling import Method, Sampling
+from pipesd.protocol.actions import Action, Committed, Done, Extend, Fail, Redraw, Request, Retry, Rollback, Send
 from pipesd.protocol.cloud_machine import CloudMachine
 from pipesd.protocol.cloud_session import CloudLimits
 from pipesd.protocol.edge_machine import EdgeMachine
 from pipesd.protocol.messages import Cancel, Draft, Error, ErrorCode, Gone, Message, Open, Verdict
 from pipesd.protocol.wire import decode, encode
-from tests.witness import STOPS, Witness
+from tests.model_target import P_SENT, STOPS, ModelTarget, taken
+from tests.witness import Witness
 
 QUIET_S, IDLE_S = 1.0, 100.0
 HASH = b"eight by"
@@ -38,7 +40,8 @@ HASH = b"eight by"
 
 @dataclass(frozen=True)
 class Setup:
-    """One small world. `stops_at` are positions where the target's own choice is a stop id."""
+    """One small world. `stops_at` are positions where the target's own choice is a stop id. Where draft tokens are
+    tested, they are not compared with it; `own_token` is the option of that name."""
 
     mode: Mode = Mode.NAV
     drafts: bool = True
@@ -57,6 +60,12 @@ class Setup:
     ids: int = 3
     stops_at: frozenset[int] = frozenset()
     reproducible: bool = True
+    tests: bool = False
+    own_token: bool = False
+
+    @property
+    def sampling(self) -> Sampling | None:
+        return Sampling(temperature=1.0, method=Method.REJECTION, own_token=self.own_token) if self.tests else None
 
 
 @dataclass
@@ -76,6 +85,7 @@ class Edge:
     old: list[Link] = field(default_factory=list)
     blocked: bool = False
     retry_s: float | None = None
+    redraw: Redraw | None = None  # what the drafter is still to do
     ended: str = ""
     failed: ErrorCode | None = None
     draws: int = 0
@@ -95,7 +105,8 @@ class World:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.now_s = 0.0
-        self.salt = self.made = 0
+        self.target = ModelTarget(setup.ids, setup.stops_at, setup.reproducible)
+        self.made = 0
         self.edges = [Edge(EdgeMachine(100 + i, setup.draft_ahead)) for i in range(setup.edges)]
         self.workers = [Worker(self._new_machine()) for _ in range(setup.workers)]
         self.rows: dict[int, tuple[int, int]] = {}  # the front: session -> worker, opening
@@ -121,12 +132,25 @@ class World:
 
     def draw(self, what: str, number: int = 0) -> None:
         edge = self.edges[number]
-        right = self.choice(edge.machine.committed + edge.machine.draft)
+        right = self.target.choice(edge.machine.committed + edge.machine.draft)
         token = {"right": right, "wrong": (right + 1) % self.setup.ids, "stop": STOPS[0]}[what]
         self.witness.draws(edge.machine, token)
-        edge.machine.drafted(token)
+        edge.machine.drafted(token, P_SENT)
         edge.mirror.append(token)
         edge.draws += 1
+
+    def redraw(self, number: int = 0) -> None:
+        """What it draws may be over by then."""
+        edge = self.edges[number]
+        assert edge.redraw is not None
+        refused, m, edge.redraw = edge.redraw.refused, edge.machine, None
+        token = taken(refused, m.committed)
+        if token is not None:
+            self.witness.redraws(m, token)
+            self._perform(number, m.redrawn(token))
+        else:
+            self._count("ask more")
+            self._perform(number, m.ask_more((refused.first or 0) + len(refused.pairs)))
 
     def send(self, number: int = 0) -> None:
         self._perform(number, self.edges[number].machine.send())
@@ -208,10 +232,10 @@ class World:
             cache = worker.caches.setdefault(work.slot, [])
             assert work.keep <= len(cache), "the target's cache does not hold what is to be kept"
             cache[work.keep :] = work.ids
-            first = len(cache) - work.rows + 1
-            ids = [self.choice(cache[: first + row]) for row in range(work.rows)]
-            (choices,) = greedy_choices([(work.slot, work.ids, work.rows)], [ids])
-            self._answer(worker.machine.done(work, choices, 0.01, self.now_s))
+            choices = self.target.answer(work, cache)
+            replies = worker.machine.done(work, choices, 0.01, self.now_s)
+            self.witness.passes(worker.machine._sessions[work.session], work, choices)
+            self._answer(replies)
         return bool(works)
 
     def crash(self, number: int = 0) -> None:
@@ -246,20 +270,6 @@ class World:
 
     # -- the parts ----------------------------------------------------------------------------------------------------
 
-    def choice(self, prefix: Sequence[int]) -> int:
-        """The target's id behind `prefix`; another one at each call if the target is not reproducible."""
-        if len(prefix) in self.setup.stops_at:
-            return STOPS[len(prefix) % 2]
-        self.salt += not self.setup.reproducible
-        return hash((self.salt, *prefix)) % self.setup.ids
-
-    def text(self, prompt: Sequence[int], length: int) -> list[int]:
-        """What a reproducible target alone makes of `prompt`, up to `length` ids."""
-        ids = list(prompt)
-        while len(ids) < length and not (len(ids) > len(prompt) and ids[-1] in STOPS):
-            ids.append(self.choice(ids))
-        return ids
-
     def _new_machine(self) -> CloudMachine:
         s, made = self.setup, self.made
         self.made += 1
@@ -283,8 +293,8 @@ class World:
         edge.shown += prompt
         edge.limit = len(edge.shown) + s.tokens
         edge.draws = edge.accepted = 0
-        edge.ended, edge.retry_s, edge.turns = "", None, edge.turns + 1
-        request = Request(edge.limit, frozenset(STOPS), s.mode, 0, HASH, HASH, 1)
+        edge.ended, edge.retry_s, edge.redraw, edge.turns = "", None, None, edge.turns + 1
+        request = Request(edge.limit, frozenset(STOPS), s.mode, 0, HASH, HASH, 1, s.sampling)
         self._perform(number, edge.machine.generate(keep, prompt, request, drafts=s.drafts, ahead=s.ahead))
 
     def _perform(self, number: int, actions: Sequence[Action]) -> None:
@@ -294,6 +304,7 @@ class World:
                 self._put(edge, action.message)
             elif isinstance(action, Rollback):
                 assert action.pos <= len(edge.mirror)
+                self.witness.drops(edge.machine, action.pos)
                 del edge.mirror[action.pos :]
             elif isinstance(action, Extend):
                 edge.mirror += action.ids
@@ -301,6 +312,9 @@ class World:
                 self.witness.commits(self, edge, action)
                 edge.shown += action.ids
                 edge.accepted += sum(action.accepted)
+            elif isinstance(action, Redraw):
+                assert action.pos == len(edge.shown) and edge.machine.draft
+                edge.redraw = action
             elif isinstance(action, Retry):
                 edge.retry_s = action.after_s
             elif isinstance(action, Done):

@@ -15,9 +15,9 @@ from pipesd.protocol.edge_machine import EdgeMachine
 from pipesd.protocol.messages import MAJOR, Counters, Draft, Error, ErrorCode, Open, Opened, Resend, Verdict
 from pipesd.protocol.vocabulary import vocabulary_hash
 from tests.explore import Setup, World
+from tests.model_target import STOPS
 from tests.wander import complete
 from tests.wander import small_bounds as small_bounds
-from tests.witness import STOPS
 
 # A prompt of one id needs no prefill: OPENED comes at once.
 PLAIN = Setup(prompt=1, tokens=4, draft_ahead=3, ids=5, ahead=True)

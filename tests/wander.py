@@ -18,7 +18,7 @@ MOST_STEPS = 5_000
 TURNS = 3
 MOST_DEADLINES = 2  # after the last misfortune: one tells the edge that something was lost
 LEAST = 2  # stands for LEAST_AHEAD, so that small worlds reach their bounds
-COUNTS = ("passes", "verified", "stale", "verdicts")
+LEFT_OUT = ("passes", "verified", "stale", "verdicts", "sampler")
 
 CHOICES: dict[str, tuple[object, ...]] = {
     "mode": tuple(Mode),
@@ -63,6 +63,7 @@ def events(world: World) -> tuple[list[str], list[str], list[str]]:
             faults += [f"deadline {n}"] * 3 + [f"block {n}"]
         elif edge.turns < TURNS:
             rare += [f"next 0 {n}", f"next 2 {n}"] * 2 + [f"close {n}"]
+        fair += [f"redraw {n}"] * 4 * (edge.redraw is not None)
         if m.may_draft:
             fair += [f"draw right {n}"] * 4 + [f"draw wrong {n}"] + [f"draw stop {n}"] * bool(world.setup.stops_at)
         fair += [f"send {n}"] * 2 * (m.sent < m.end and m.running) + [f"retry {n}"] * (edge.retry_s is not None)
@@ -167,7 +168,9 @@ def _drive(world: World, n: int) -> bool:
     edge, setup = world.edges[n], world.setup
     if edge.retry_s is not None:
         return False
-    moved = world.settle(n)
+    moved = world.settle(n) or edge.redraw is not None
+    if edge.redraw is not None:
+        world.do(f"redraw {n}")
     if edge.machine.may_draft:
         world.do(f"draw {'wrong' if edge.draws % 4 == 3 else 'right'} {n}")
         asks = setup.mode is Mode.NAV and len(edge.machine.draft) >= setup.ask_every
@@ -178,15 +181,15 @@ def _drive(world: World, n: int) -> bool:
 
 def key(world: World) -> bytes:
     """Equal for worlds that behave alike; counts and times are left out."""
-    parts: list[object] = [sorted(world.rows.items()), world.placed, world.salt]
+    parts: list[object] = [sorted(world.rows.items()), world.placed, world.target.salt]
     for edge in world.edges:
         machine = vars(edge.machine)
         queues = [(list(link.up), list(link.down), link is world.routes.get(edge.machine.session))
                   for link in [edge.link, *edge.old]]  # fmt: skip
-        parts += [str(machine), edge.mirror, str(queues), edge.blocked, edge.retry_s is None, edge.turns]
+        parts += [str(machine), edge.mirror, str(queues), edge.blocked, edge.retry_s is None, edge.turns, edge.redraw]
     for worker in world.workers:
         sessions = [
-            {name: value for name, value in vars(s).items() if not name.endswith("_s") and name not in COUNTS}
+            {name: value for name, value in vars(s).items() if not name.endswith("_s") and name not in LEFT_OUT}
             for s in worker.machine._sessions.values()
         ]
         parts += [str(sessions), sorted(worker.caches.items()), worker.down]
