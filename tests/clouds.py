@@ -21,6 +21,7 @@ from pipesd.cloud.server import CloudServer
 from pipesd.config import CloudConfig, EdgeConfig
 from pipesd.core import Vocabulary
 from pipesd.edge.session import EdgeSession
+from pipesd.policy.accept import Choices, Draw
 from pipesd.protocol.messages import Message
 from pipesd.protocol.wire import decode, encode
 from pipesd.sim.drafters import Agreement, Proposal, ScriptedDrafter
@@ -47,6 +48,10 @@ class Watched(ScriptedTarget):
     def greedy(self, batch: Batch) -> list[tuple[int, ...]]:
         self.batches.append(len(batch))
         return super().greedy(batch)
+
+    def sample(self, batch: Batch, draws: Sequence[Draw | None]) -> list[Choices]:
+        self.batches.append(len(batch))
+        return super().sample(batch, draws)
 
 
 class Serving:

@@ -24,7 +24,7 @@ from pipesd.core import Drawn
 from pipesd.edge.session import EdgeSession
 from pipesd.protocol import wire
 from pipesd.protocol.messages import ID_BYTES
-from pipesd.sim.drafters import Agreement, Proposal, ScriptedDrafter
+from pipesd.sim.drafters import Agreement, Chooser, Proposal, ScriptedDrafter
 from pipesd.sim.texts import KeyedText, Law
 from pipesd.sim.tokeniser import ByteTokeniser
 
@@ -140,8 +140,8 @@ class _UnevenDrafter(ScriptedDrafter):
         super().__init__(proposal, VOCABULARY, **paces, **settings)
         self._world = world
 
-    def draft(self) -> Drawn:
-        drawn = super().draft()
+    def draft(self, sampler: Chooser | None = None) -> Drawn:
+        drawn = super().draft(sampler)
         if self._world.scene.gamma_jitter:
             self._world.clock.advance(self.gamma_s * self._world.scene.gamma_jitter * self._world.chance.random())
         return drawn
