@@ -127,6 +127,32 @@ def test_each_entry_has_what_its_logits_alone_give(target: TorchTarget) -> None:
     assert plain == Choices(target.greedy([(1, ids[:20], 1)])[0], 0)
 
 
+def test_ids_drawn_where_the_logits_are_are_the_same(target: TorchTarget) -> None:
+    """On a device of its own; here it is this one. What must be drawn by the host shares the pass."""
+    ids = some_ids(MOST_ROWS + 40)
+    tested, logged = Sampling(temperature=5.0, method=Method.REJECTION), Sampling(temperature=5.0, logprobs=2)
+    batch: list[Any] = [(4, ids[:20], 1), (5, ids[:9], 0), *((slot, ids[: 30 + slot], 8) for slot in range(4))]
+    draws: list[Draw | None] = [None, None]
+    draws += [Draw(Sampler(options, SEED), tuple(ids[:23]), tuple(ids[23:30])) for options in OPTIONS.values()]
+    draws = [
+        draw and Draw(draw.sampler, tuple(fed[: len(fed) - 7]), tuple(fed[len(fed) - 7 :]))
+        for draw, (_, fed, _) in zip(draws, batch, strict=True)
+    ]
+    for slot, options in ((6, tested), (7, logged)):
+        batch.append((slot, ids, 60))
+        p_draft = (0.1,) * 59 if options.tests else ()
+        draws.append(Draw(Sampler(options, SEED), tuple(ids[:-59]), tuple(ids[-59:]), p_draft))
+    wanted = target.sample(batch, draws)
+    for slot in range(8):
+        target.truncate(slot, 0)
+    target._draws_on_device = True
+    got = target.sample(batch, draws)
+    assert [(c.ids, c.accepted, c.logprobs) for c in got] == [(c.ids, c.accepted, c.logprobs) for c in wanted]
+    assert got[-2].refusal is not None and len(got[-1].logprobs or ()) == 1 + got[-1].accepted
+    target.truncate(4, 0)
+    assert target.sample([(4, ids[:20], 1)], [None]) == wanted[:1]
+
+
 @pytest.mark.parametrize("method", [Method.NOISE, Method.REJECTION])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_session_whose_rows_are_not_finite_harms_no_other(target: TorchTarget, value: float, method: Method) -> None:

@@ -13,6 +13,8 @@ from clouds import LAW, PATIENT_S, InThread, Watched, said, wait_until
 
 from pipesd.cloud.worker import BEAT_S, run_worker
 from pipesd.core import Mode
+from pipesd.policy.sampler import Sampler
+from pipesd.policy.sampling import Method, Sampling
 from pipesd.protocol.messages import (
     Beat,
     Cancel,
@@ -29,11 +31,13 @@ from pipesd.protocol.messages import (
 )
 from pipesd.protocol.vocabulary import digest
 from pipesd.protocol.wire import decode, encode
+from pipesd.sim.distributions import KeyedDistribution, sampled_continuation
 from pipesd.sim.targets import Fault, ScriptedFault
 from pipesd.sim.tokeniser import byte_vocabulary
 from pipesd.transport import Context, PairSocket, pair_listen
 
 PROMPT = tuple(b"once")
+DISTRIBUTION = KeyedDistribution(5)
 
 
 class Front:
@@ -235,6 +239,61 @@ def test_a_pass_that_is_not_finite_ends_its_session_only() -> None:
         assert list(front.hear(Verdict, 2).ids) == said(LAW, PROMPT, 1)
         front.say(opening(1, number=2), asks(1, [], number=2))
         assert list(front.hear(Verdict, 1).ids) == said(LAW, PROMPT, 1)
+
+
+def sampled(sampling: Sampling, seed: int, count: int) -> list[int]:
+    """What the target of `distributed` says behind the prompt, drawn one id at a time."""
+    return sampled_continuation(DISTRIBUTION, PROMPT, count, Sampler(sampling, seed))
+
+
+def distributed(**settings: Any) -> Watched:
+    return Watched(DISTRIBUTION, **settings)
+
+
+SAMPLING = Sampling(temperature=1.0, top_k=9, frequency_penalty=0.3)
+
+
+def test_sessions_sample_by_their_own_seeds_whoever_shares_the_pass() -> None:
+    expected = {1: sampled(SAMPLING, 11, 24), 2: sampled(SAMPLING, 22, 24), 3: sampled(Sampling(), 0, 24)}
+    assert len({tuple(ids) for ids in expected.values()}) == 3
+    with working(lambda: distributed(pass_s=0.01)) as (front, target, _):
+        for session, seed in ((1, 11), (2, 22)):
+            front.say(opening(session, sampling=SAMPLING, seed=seed))
+        front.say(opening(3))
+        got: dict[int, list[int]] = {1: [], 2: [], 3: []}
+        for session in got:
+            front.hear(Opened, session)
+        for turn in range(6):  # drafts that are right, or wrong in their second token
+            for session, ids in got.items():
+                draft = expected[session][len(ids) : len(ids) + 3]
+                if turn % 2:
+                    draft[1:] = [draft[1] + 1] * (len(draft) - 1)
+                front.say(asks(session, draft, pos=4 + len(ids), epoch=turn))
+            for session, ids in got.items():
+                verdict = front.hear(Verdict, session)
+                assert verdict.pos == 4 + len(ids) and len(verdict.ids) == (2 if turn % 2 else 4)
+                ids += verdict.ids
+        assert all(expected[session][: len(ids)] == ids for session, ids in got.items())
+        assert max(target.batches) > 1
+
+
+@pytest.mark.parametrize("kind", ["nan", "one-nan", "inf"])
+@pytest.mark.parametrize("method", list(Method))
+def test_a_row_that_is_not_finite_hurts_only_the_session_that_samples_it(kind: Any, method: Method) -> None:
+    sampling = Sampling(temperature=1.0, method=method, top_mass=8 if method is Method.PICOSPEC else 0)
+    faults = [Fault(kind, at, slot=1) for at in range(4, 40)]  # three prefills come before
+    with working(lambda: distributed(pass_s=0.01, faults=faults)) as (front, target, _):
+        for session in range(1, 4):
+            front.say(opening(session, sampling=sampling, seed=session))
+            front.hear(Opened, session)
+        for session in range(1, 4):
+            front.say(asks(session, []))
+        assert front.hear(Error, 2).code == ErrorCode.INTERNAL
+        for session in (1, 3):
+            assert list(front.hear(Verdict, session).ids) == sampled(sampling, session, 1)
+            front.say(asks(session, [], pos=5))
+            assert list(front.hear(Verdict, session).ids) == sampled(sampling, session, 2)[1:]
+        assert max(target.batches) > 1
 
 
 def test_a_fault_of_the_target_ends_the_worker_with_its_reason() -> None:

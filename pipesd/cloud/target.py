@@ -27,12 +27,13 @@ from torch import Tensor
 
 from pipesd.cloud import huge_pages
 from pipesd.cloud.checkpoint import Checkpoint, open_checkpoint
+from pipesd.cloud.device_sampling import choose_rows
 from pipesd.cloud.kv_cache import BUCKET, KVCache
 from pipesd.cloud.model import Decoder, Linear, PackedLinear, PlainLinear, TiledLinear, packing_works
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.errors import UsageError
 from pipesd.policy.accept import Choices, Draw
-from pipesd.policy.batch_choices import Batch, drawn_choices
+from pipesd.policy.batch_choices import Batch, complete, drawn_choices, greedy_choices
 
 MOST_ROWS = 256  # of one pass through the layers; longer ones are cut, which bounds memory
 MOST_UNASKED_CONTEXT = 1 << 22  # positions; their rotations alone take a gigabyte or two
@@ -55,6 +56,7 @@ class TorchTarget:
         self._cache = cache
         self._threads = threads
         self._least_rows = LEAST_ROWS if info.device == "cpu" else 1
+        self._draws_on_device = info.device != "cpu"
         self._longest_s = 0.0
 
     @property
@@ -77,21 +79,26 @@ class TorchTarget:
 
     def forward(self, batch: Batch) -> list[np.ndarray]:
         """Appends each entry's ids at its slot's end; float32 logits (rows, width) of its last `rows` positions."""
-        return [part.numpy() for part in self._run(batch, lambda logits: logits)]
+        return [part.cpu().numpy() for part in self._run(batch, lambda logits: logits)]
 
     def greedy(self, batch: Batch) -> list[tuple[int, ...]]:
         """The same pass; the arg-max ids of those rows, the lowest on a tie, -1 where the maximum is not finite."""
         return [tuple(part.tolist()) for part in self._run(batch, _arg_max)]
 
     def sample(self, batch: Batch, draws: Sequence[Draw | None]) -> list[Choices]:
-        """The same pass; for each entry what its draw makes of its rows, or the arg-max ids where there is none."""
+        """The same pass; for each entry what its draw makes of its rows, or the arg-max ids where there is none. On a
+        device of its own the ids are drawn there, unless draft tokens are tested or log-probabilities are wanted."""
         began = time.perf_counter()
-        choices = drawn_choices(batch, self.forward(batch), draws)
+        logits = self._run(batch, lambda rows: rows)
+        if self._draws_on_device:
+            choices = _drawn_on_device(batch, logits, complete(batch, draws))
+        else:
+            choices = drawn_choices(batch, [rows.numpy() for rows in logits], draws)
         self._longest_s = max(self._longest_s, time.perf_counter() - began)
         return choices
 
     def _run(self, batch: Batch, reduce: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """The rows of `reduce(logits)` for each entry of the batch, on the CPU."""
+        """The rows of `reduce(logits)` for each entry of the batch."""
         began = time.perf_counter()
         found: list[list[Tensor]] = [[] for _ in batch]
         with torch.inference_mode(), _torch_threads(self._threads):
@@ -103,7 +110,7 @@ class TorchTarget:
                 reduced = reduce(rows)
                 for (entry, _, _, _), piece in zip(part, reduced.split([rows for _, _, _, rows in part]), strict=True):
                     found[entry].append(piece)
-            results = [torch.cat(pieces).cpu() if pieces else nothing for pieces in found]
+            results = [torch.cat(pieces) if pieces else nothing for pieces in found]
         self._longest_s = max(self._longest_s, time.perf_counter() - began)
         return results
 
@@ -122,6 +129,24 @@ class TorchTarget:
         where = torch.tensor(wanted + copies, device=device) if wanted else None
         logits = self._decoder(torch.tensor(ids, device=device), attention, where)
         return None if logits is None else logits[: len(wanted)]
+
+
+def _drawn_on_device(batch: Batch, logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[Choices]:
+    """What each draw makes of its rows of logits; only those come to the host that have to."""
+    there = [
+        entry
+        for entry, draw in enumerate(draws)
+        if batch[entry][2] and not draw.sampler.sampling.tests and draw.sampler.sampling.logprobs is None
+    ]
+    with torch.inference_mode():
+        rows = torch.cat([logits[entry] for entry in there]) if there else torch.empty(0, 0)
+        ids = choose_rows(rows, [draws[entry] for entry in there])
+    here = [entry for entry in range(len(batch)) if entry not in there]
+    part = [batch[entry] for entry in here]
+    drawn = drawn_choices(part, [logits[entry].cpu().numpy() for entry in here], [draws[entry] for entry in here])
+    found = dict(zip(here, drawn, strict=True))
+    found |= zip(there, greedy_choices([batch[entry] for entry in there], ids), strict=True)
+    return [found[entry] for entry in range(len(batch))]
 
 
 def _arg_max(logits: Tensor) -> Tensor:

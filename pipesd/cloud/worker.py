@@ -14,7 +14,8 @@ from typing import Protocol
 from pipesd.clock import Clock, SystemClock
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.policy.accept import Choices, Draw
-from pipesd.policy.batch_choices import greedy_choices
+from pipesd.policy.batch_choices import Batch, greedy_choices
+from pipesd.policy.noise import warmup
 from pipesd.protocol.cloud_machine import CloudMachine
 from pipesd.protocol.cloud_session import CloudLimits, Work
 from pipesd.protocol.messages import Beat, Close, Message, Ready
@@ -62,9 +63,6 @@ def choices_of(target: Target, work: Sequence[Work]) -> list[Choices]:
         return greedy_choices(batch, target.greedy(batch))
     return target.sample(batch, [item.draw for item in work])
 
-    def sample(self, batch: Sequence[tuple[int, Sequence[int], int]], draws: Sequence[Draw | None]) -> list[Choices]:
-        """The same pass; for each entry what its draw makes of its rows, or the arg-max ids where there is none."""
-
 
 def run_worker(
     endpoint: str,
@@ -75,10 +73,11 @@ def run_worker(
     clock: Clock | None = None,
     **bounds: float,
 ) -> None:
-    """Load the target and serve the front at `endpoint` until it says CLOSE of session 0, `stop` is set, or the parent
-    process is gone. `bounds` are the fields of `CloudLimits` beyond those that the target gives."""
+    """Load the target and what draws, and serve the front at `endpoint` until it says CLOSE of session 0, `stop` is
+    set, or the parent process is gone. `bounds` are the fields of `CloudLimits` beyond those that the target gives."""
     with pair_connect(context, endpoint) as front:
         target = make_target()
+        warmup()
         Worker(front, target, clock or SystemClock(), **bounds).run(stop or threading.Event())
 
 

@@ -26,8 +26,16 @@ def greedy_choices(batch: Batch, chosen: Iterable[Sequence[int]]) -> list[Choice
 def drawn_choices(batch: Batch, logits: Iterable[Any], draws: Sequence[Draw | None]) -> list[Choices]:
     """For each entry what its draw makes of its float32 logits (rows, width); without a draw the highest is taken."""
     return [
-        choose(rows, Draw(_HIGHEST, (), drafted(fed, wanted)) if draw is None else draw) if wanted else NOTHING
-        for (_, fed, wanted), rows, draw in zip(batch, logits, draws, strict=True)
+        choose(rows, draw) if wanted else NOTHING
+        for (_, _, wanted), rows, draw in zip(batch, logits, complete(batch, draws), strict=True)
+    ]
+
+
+def complete(batch: Batch, draws: Sequence[Draw | None]) -> list[Draw]:
+    """The same draws; where there is none, one that takes the highest logits."""
+    return [
+        Draw(_HIGHEST, (), drafted(fed, rows)) if draw is None else draw
+        for (_, fed, rows), draw in zip(batch, draws, strict=True)
     ]
 
 

@@ -80,6 +80,11 @@ def race(weights: Any, key: int, ids: Any = None) -> tuple[int, float, float]:
     return (place if place < 0 or numbers is None else int(numbers[place])), first, second
 
 
+def warmup() -> bool:
+    """Load or compile the race, so that no later call does; returns whether it is compiled."""
+    return RACE.compiled() is not None
+
+
 def _race_of_arrays(weights: Any, key: int, numbers: Any) -> tuple[int, float, float]:
     """The place of the first, its time and the second's."""
     import numpy as np

@@ -7,7 +7,7 @@ process.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipesd.sim.texts import LETTERS, mixed
+from pipesd.policy.sampler import Sampler
+from pipesd.sim.texts import LETTERS, folded, mixed, state_of
 
 Row = npt.NDArray[np.float32]  # logits (width,), not to be written to
 _UNIT_SPREAD = math.sqrt(3.0) / math.pi  # what makes a logistic distribution one of standard deviation 1
@@ -108,6 +109,22 @@ def draft_of(law: KeyedDistribution, agreement: float, seed: int = 0) -> Blend:
     """A draft model that agrees with a keyed law as much as wanted: 1 always, 0 by chance."""
     other = KeyedDistribution(mixed(law.key ^ mixed(seed + 1)), law.alphabet, law.sharpness, law.end_id, law.floor)
     return Blend(law, other, agreement)
+
+
+def sampled_continuation(
+    law: Distribution, prompt: Sequence[int], count: int, sampler: Sampler, end_ids: Iterable[int] = ()
+) -> list[int]:
+    """The `count` ids that a target of this law draws behind `prompt` by itself, or fewer when one of `end_ids` (kept)
+    comes first."""
+    ends, text, state = frozenset(end_ids), list(prompt), state_of(prompt)
+    while len(text) < len(prompt) + count:
+        choice = sampler.choose(law.row(state, law.width), len(text), text)
+        assert choice is not None, f"no id can be drawn behind {text}"
+        text.append(choice.id)
+        if choice.id in ends:
+            break
+        state = folded(state, choice.id)
+    return text[len(prompt) :]
 
 
 def probabilities(row: Any) -> npt.NDArray[np.float64]:
