@@ -23,7 +23,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "picospec, 32": {"sampling": "picospec", "top_mass": 32},
 }
 SUMS = ("tokens", "drafted", "verified", "accepted", "navs", "target_passes", "bytes_up", "bytes_down", "refusals",
-        "proposals_refused")  # fmt: skip
+        "proposals")  # fmt: skip
 
 
 class Row(NamedTuple):
@@ -133,7 +133,7 @@ def run_table(rows: Sequence[Row]) -> list[str]:
             f"{row.temperature:4g} {row.method:22}{row.strategy:10}{row.kind:10}{row.ms_per_token:9.1f}"
             f"{'' if rate is None else f'{rate:.3f}':>9}{row.bytes_up_per_token:8.1f}{row.bytes_down_per_token:8.1f}"
             f"{row.sums['target_passes'] / tokens:8.3f}{row.sums['refusals'] / tokens:9.3f}"
-            f"{row.sums['proposals_refused'] / tokens:10.3f}{'' if error is None else f'{error:.3f}':>8}"
+            f"{row.sums['proposals'] / tokens:10.3f}{'' if error is None else f'{error:.3f}':>8}"
         )
     lines.append("accepted: of the tokens whose forerunners were right; up and down: bytes; all others for each token")
     lines.append("ms/token of real rows: both models share the processor, so they are not to be compared with replayed")
