@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pipesd.policy.accept import Draw
 from pipesd.policy.noise import FIRST_FACTOR, GOLDEN, SECOND_FACTOR, UNIT, Stream, stream_key
-from pipesd.policy.penalties import Counts
 from pipesd.policy.sampling import LEAST_TEMPERATURE, behind_penalties, threshold
 
 ROWS = 16  # at a time, each of which takes some 50 bytes for each id
@@ -53,6 +53,11 @@ class _Row:
         self.behind = behind
         self.key = _signed(stream_key(draw.sampler.seed, len(draw.prefix) + behind, Stream.CHOICE))
 
+    def occurring(self) -> tuple[Any, Any]:
+        """Which ids stand before it, and how often."""
+        ids, times = self.draw.sampler.occurring([*self.draw.prefix, *self.draw.drafted[: self.behind]])
+        return ids.copy(), times.copy()
+
 
 def _chosen(logits: Tensor, rows: Sequence[_Row]) -> Tensor:
     """An id for each row, on the device."""
@@ -92,34 +97,36 @@ def _truncated(weights: Tensor, rows: Sequence[_Row]) -> Tensor:
 
 def _adjusted(logits: Tensor, rows: Sequence[_Row]) -> Tensor:
     """The logits behind bias and penalties."""
-    width = logits.shape[1]
-    bias: list[tuple[int, int, float]] = []  # (row, id, value)
-    seen: list[tuple[int, int, float, float, float, float]] = []  # (row, id, times, penalties)
-    counts = {id(row.draw): Counts() for row in rows}
-    for place, row in enumerate(rows):
-        o = row.sampling
-        bias += [(place, token, value) for token, value in o.logit_bias if token < width]
-        if not o.penalised:
-            continue
-        text = [*row.draw.prefix, *row.draw.drafted[: row.behind]]
-        occurring, times = counts[id(row.draw)].of(text)
-        seen += [
-            (place, token, often, o.repetition_penalty, o.presence_penalty, o.frequency_penalty)
-            for token, often in zip(occurring.tolist(), times.tolist(), strict=True)
-            if token < width
-        ]
+    bias = [(place, *row.sampling.biases) for place, row in enumerate(rows) if row.sampling.logit_bias]
+    seen = [(place, *row.occurring()) for place, row in enumerate(rows) if row.sampling.penalised]
     if bias or seen:
         logits = logits.clone()
     if bias:
-        places, tokens, values = zip(*bias, strict=True)
-        where = (_uploaded(places, torch.int64, logits), _uploaded(tokens, torch.int64, logits))
-        logits[where] += _uploaded(values, torch.float32, logits)
+        where, values = _entries(bias, logits)
+        logits[where] += values
     if seen:
-        places, tokens, *numbers = zip(*seen, strict=True)
-        where = (_uploaded(places, torch.int64, logits), _uploaded(tokens, torch.int64, logits))
-        often, repetition, presence, frequency = (_uploaded(column, torch.float32, logits) for column in numbers)
-        logits[where] = behind_penalties(logits[where], often, repetition, presence, frequency, torch)
+        where, times = _entries(seen, logits)
+        options = [row.sampling for row in rows]
+        repetition, presence, frequency = (
+            _uploaded(each, torch.float32, logits)[where[0]]
+            for each in (
+                [o.repetition_penalty for o in options],
+                [o.presence_penalty for o in options],
+                [o.frequency_penalty for o in options],
+            )
+        )
+        logits[where] = behind_penalties(logits[where], times, repetition, presence, frequency, torch)
     return logits
+
+
+def _entries(parts: Sequence[tuple[int, Any, Any]], like: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Of parts (row, ids, values) the places (row, id) that the logits have, and the values there."""
+    rows = np.concatenate([np.full(len(ids), row) for row, ids, _ in parts])
+    ids = np.concatenate([ids for _, ids, _ in parts])
+    values = np.concatenate([values for _, _, values in parts])
+    known = ids < like.shape[1]
+    places = _uploaded(rows[known], torch.int64, like), _uploaded(ids[known], torch.int64, like)
+    return places, _uploaded(values[known], torch.float32, like)
 
 
 def _numbers(like: Tensor) -> Tensor:
@@ -130,9 +137,9 @@ def _column(values: Sequence[Any], dtype: torch.dtype, like: Tensor) -> Tensor:
     return _uploaded(values, dtype, like)[:, None]
 
 
-def _uploaded(values: Sequence[Any], dtype: torch.dtype, like: Tensor) -> Tensor:
+def _uploaded(values: Any, dtype: torch.dtype, like: Tensor) -> Tensor:
     """(n,) on the device of `like`; the host does not wait for what the device still does."""
-    tensor = torch.tensor(values, dtype=dtype)
+    tensor = torch.as_tensor(values, dtype=dtype)
     if like.device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(like.device, non_blocking=True)

@@ -55,6 +55,12 @@ class Sampler:
         token, first, second = race(law.weights, stream_key(self.seed, position, Stream.CHOICE), law.ids)
         return Choice(token, 1.0 - first / second, law)
 
+    def occurring(self, prefix: Sequence[int]) -> tuple[Any, Any]:
+        """The ids that the penalties strike behind `prefix`, and how often each occurs: int64 and float32 arrays, to be
+        read before another prefix is asked for."""
+        assert self._counts is not None, "no penalties, nothing is counted"
+        return self._counts.of(prefix)
+
     def unit(self, position: int, stream: Stream, number: int = 0) -> float:
         """Number `number` of a stream of noise at `position`: even over (0, 1)."""
         return unit(stream_key(self.seed, position, stream), number)
