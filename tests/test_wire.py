@@ -64,9 +64,16 @@ def test_the_specification_names_every_field_in_its_order_and_every_limit() -> N
             optional = [match.group(1) for match in names if match and match.group(2)]
             assert optional == own[layout.required - 2 :], f"kind {number}"
     limits = {name: value for name, value in vars(messages).items() if name.startswith("MAX_")}
-    for name in ("MAX_MESSAGE_BYTES", "MAX_INTERNAL_BYTES", "MAX_IDS_OPEN", "MAX_PROBE_BYTES", "MAX_VOCABULARY"):
+    for name in (
+        "MAX_MESSAGE_BYTES",
+        "MAX_INTERNAL_BYTES",
+        "MAX_IDS_OPEN",
+        "MAX_PROBE_BYTES",
+        "MAX_VOCABULARY",
+        "MAX_TRIED",
+    ):
         assert f"{limits[name]:,}" in wire.__doc__, name
-    for name in ("MAX_IDS", "MAX_NAME_BYTES", "MAX_TEXT_BYTES", "MAX_STOP_IDS", "MAX_FIELDS"):
+    for name in ("MAX_IDS", "MAX_NAME_BYTES", "MAX_TEXT_BYTES", "MAX_STOP_IDS", "MAX_FIELDS", "MAX_PAIRS"):
         assert str(limits[name]) in wire.__doc__, name
 
 
@@ -147,7 +154,7 @@ def test_the_longest_legal_messages_fit_the_limit_of_a_message() -> None:
     assert len(encode(longest)) <= wire.MAX_MESSAGE_BYTES
     assert decode(encode(longest)) == longest
     head = (2**64 - 1, top, top, top, ids[: wire.MAX_IDS])
-    refused = Refused(tuple((2**31 - 1 - i, 1.0) for i in range(messages.MAX_PAIRS)), top - messages.MAX_PAIRS)
+    refused = Refused(tuple((2**31 - 1 - i, 1.0) for i in range(messages.MAX_PAIRS)), messages.MAX_TRIED)
     logprobs = (Logprobs(-1.0, ((2**31 - 1, -1.0),) * MOST_LOGPROBS),) * wire.MAX_IDS
     verdict = Verdict(*head, True, True, Counters(top, top, top, top), refused, logprobs)
     assert len(encode(verdict)) <= wire.MAX_MESSAGE_BYTES

@@ -115,8 +115,8 @@ BAD: list[tuple[wire.Message, str, Any, str]] = [
     (TESTED_DRAFT, "p_draft", "abcd", "DRAFT.p_draft: got a text of 4 characters"),
     (TESTED_DRAFT, "session", True, "DRAFT.session: got bool True"),
     (TESTED_DRAFT, "flags", 4, "DRAFT.flags: got 4"),
-    (DRAFT, "tried", -1, "DRAFT.tried: got -1, wanted an integer from 0 to 4294967295"),
-    (DRAFT, "tried", 2**32, "DRAFT.tried: got 4294967296"),
+    (DRAFT, "tried", -1, "DRAFT.tried: got -1, wanted an integer from 0 to 1048576"),
+    (DRAFT, "tried", 2**20 + 1, "DRAFT.tried: got 1048577"),
     (DRAFT, "tried", True, "DRAFT.tried: got bool True"),
     (DRAFT, "tried", b"", "DRAFT.tried: got 0 bytes"),
     (DRAFT, "p_draft", bytes(2 * 4097), "DRAFT.p_draft: got 4097 probabilities, wanted at most 4096"),
@@ -152,7 +152,7 @@ BAD: list[tuple[wire.Message, str, Any, str]] = [
     (VERDICT, "law", ((1, 0.5),), "VERDICT.law: got an array of 1"),
     (VERDICT, "first", -1, "VERDICT.first: got -1"),
     (VERDICT, "first", True, "VERDICT.first: got bool True"),
-    (VERDICT, "first", 2**32 - 2, "VERDICT.first: got 4294967294, wanted the number of the first of 2 proposals"),
+    (VERDICT, "first", 2**20 + 1, "VERDICT.first: got 1048577, wanted an integer from 0 to 1048576"),
     (VERDICT, "logprobs", b"", "VERDICT.logprobs: got 0 bytes, wanted a count byte and log-probabilities"),
     (VERDICT, "logprobs", b"\x00", "VERDICT.logprobs: got those of 0 ids, wanted as many as ids, 2"),
     (VERDICT, "logprobs", b"\x15" + bytes(2 * 172), "VERDICT.logprobs: got 21 ids beside each, wanted at most 20"),
@@ -308,6 +308,11 @@ def test_counters_come_together_or_not_at_all(count: int) -> None:
     error = refusal(msgpack.packb(fields_of(COUNTED_VERDICT)[:count]))
     assert str(error).startswith(f"VERDICT.{Counters._fields[count - 7]}: got nothing")
     assert decode(msgpack.packb((*fields_of(PLAIN_VERDICT), None, None, None, None))) == PLAIN_VERDICT
+
+
+def test_the_number_of_a_proposal_needs_a_proposal() -> None:
+    row = (*fields_of(PLAIN_VERDICT), None, None, None, None, None, 16)
+    assert str(refusal(msgpack.packb(row))) == "VERDICT.first: got 16, wanted nothing without a distribution"
 
 
 @pytest.mark.parametrize("kind", [0, 13, 63, 67, -1, 2**64 - 1, True, None, 5.0, "DRAFT", b"\x05", ()])

@@ -131,6 +131,7 @@ probability = st.floats(0.0, 1.0, width=16).map(lambda p: p + 0.0)
 
 token_id = st.integers(0, 2**31 - 1)
 probability32 = st.floats(0.0, 1.0, width=32).map(lambda p: p + 0.0)
+number = st.integers(0, 1 << 20)  # of a proposal
 log_probability = st.floats(max_value=0.0, width=32)
 
 
@@ -140,7 +141,7 @@ def drafts(draw: st.DrawFn) -> w.Draft:
     if draw(st.integers(0, 2)) == 0:
         count = len(draft.ids)
         draft = draft._replace(p_draft=tuple(draw(st.lists(probability, min_size=count, max_size=count))))
-    return draft._replace(tried=draw(st.none() | u32)) if draw(st.integers(0, 3)) == 0 else draft
+    return draft._replace(tried=draw(st.none() | number)) if draw(st.integers(0, 3)) == 0 else draft
 
 
 @st.composite
@@ -151,9 +152,7 @@ def logprobs(draw: st.DrawFn, count: int) -> tuple[Logprobs, ...]:
 
 
 pairs = st.lists(st.tuples(token_id, probability32), min_size=1, max_size=20).map(tuple)
-refused = made(
-    Refused, pairs.filter(lambda pairs: any(p for _, p in pairs)), st.none() | st.integers(0, 2**32 - 1 - 20)
-)
+refused = made(Refused, pairs.filter(lambda pairs: any(p for _, p in pairs)), st.none() | number)
 
 
 @st.composite

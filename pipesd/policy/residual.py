@@ -43,12 +43,18 @@ class Proposals:
     def choose(self, row: Any, position: int, prefix: Sequence[int]) -> Choice | None:
         """As that of a sampler, which see; what the token is drawn from is kept."""
         choice = self._sampler.choose(row, position, prefix)
+        self._laws.pop(position, None)
         if choice is not None and choice.law is not None:
             self._laws[position] = choice.law
         return choice
 
     def p_sent(self, position: int, token: int) -> float:
-        """The probability to send with a token that was drafted at `position`."""
+        """The probability to send with a token that was drafted at `position`. Where no law could be made of the row it
+        was not drawn but certain."""
+        if position not in self._laws:
+            import numpy as np
+
+            self._laws[position] = Law(np.array([token]), np.ones(1, np.float32), 1.0)
         return rounded_up(self._laws[position].probability(token))
 
     def forget(self, position: int) -> None:
@@ -88,8 +94,8 @@ class Proposals:
         residual = [_residual(p, law.probability(token)) for token, p in pairs]
         key = stream_key(self._sampler.seed, position, Stream.RESIDUAL)
         # all zero: p is q but for rounding, and what was refused would be what is drawn
-        weights = residual if any(residual) else p
-        return race(np.array(weights, np.float32), key, ids)[0]
+        weights = np.array(residual if any(residual) else p)
+        return race((weights / weights.max()).astype(np.float32), key, ids)[0]  # as they are all may be 0 in float32
 
 
 def rounded_up(q: float) -> float:

@@ -90,8 +90,7 @@ def _verdict_to_wire(row: Row) -> Row:
     law = first = None
     if refused is not None:
         law = _fit("VERDICT", "law", _LAW.pack, refused.pairs)
-        first = _fit("VERDICT", "first", _FIRST.pack, refused.first)
-        _check_first(first, len(law) // 8)
+        first = _fit("VERDICT", "first", _TRIED.pack, refused.first)
     _check_law(row["rejected"], law)
     if row["logprobs"] is not None:
         _check_logprobs(count_of(row["logprobs"]), len(row["ids"]) // 4)
@@ -106,7 +105,7 @@ def _verdict_to_message(row: Row) -> Row:
         counters = Counters(*(_fit("VERDICT", name, _U32.unpack, number) for name, number in pairs))
     law, first = row.pop("law"), row.pop("first")
     _check_law(flags & 2, law)
-    _check_first(first, len(law or ()))
+    _check_first(first, law)
     if row["logprobs"] is not None:
         _check_logprobs(len(row["logprobs"]), len(row["ids"]))
     refused = None if law is None else Refused(law, first)
@@ -119,12 +118,9 @@ def _check_law(rejected: int, law: Any) -> None:
         raise WireError("VERDICT", "law", got, wanted)
 
 
-def _check_first(first: int | None, count: int) -> None:
-    """The number of the proposal behind the last one must fit DRAFT.tried."""
-    if first is not None and (not count or first + count > U32):
-        raise WireError(
-            "VERDICT", "first", str(first), f"the number of the first of {count} proposals, all below 2**32"
-        )
+def _check_first(first: int | None, law: Any) -> None:
+    if first is not None and law is None:
+        raise WireError("VERDICT", "first", str(first), "nothing without a distribution")
 
 
 def _check_logprobs(of: int, ids: int) -> None:
@@ -143,7 +139,7 @@ class _Anything:
 
 _AHEAD: dict[str, Codec] = {"session": _U64, "opening": _U32, "epoch": _U32, "pos": _U32, "ids": _IDS}
 _P_DRAFT = Optional(Probabilities(m.MAX_IDS))
-_LAW, _FIRST, _LOGPROBS = LawPairs(m.MAX_PAIRS), Optional(_U32), Optional(LogprobsOfIds(m.MAX_IDS))
+_TRIED, _LAW, _LOGPROBS = Optional(Int(m.MAX_TRIED)), LawPairs(m.MAX_PAIRS), Optional(LogprobsOfIds(m.MAX_IDS))
 LAYOUTS: dict[int, _Layout] = {
     Kind.HELLO: _plain(
         m.Hello, 1, major=_U16, minor=_U16, features=_U32, vocabulary_size=_U32, vocabulary_hash=_HASH,
@@ -162,15 +158,15 @@ LAYOUTS: dict[int, _Layout] = {
     Kind.OPENED: _plain(m.Opened, 0, limit=_U32, draft_ahead=_U32, run_ahead=_U32, pass_ms=_U32),
     Kind.DRAFT: _Layout(
         m.Draft,
-        _AHEAD | {"known": _U32, "nav": _BOOL, "again": _BOOL, "p_draft": _P_DRAFT, "tried": Optional(_U32)},
-        _AHEAD | {"lag": Int(U32, -U32), "flags": _FLAGS, "p_draft": _P_DRAFT, "tried": Optional(_U32)},
+        _AHEAD | {"known": _U32, "nav": _BOOL, "again": _BOOL, "p_draft": _P_DRAFT, "tried": _TRIED},
+        _AHEAD | {"lag": Int(U32, -U32), "flags": _FLAGS, "p_draft": _P_DRAFT, "tried": _TRIED},
         7, _draft_to_wire, _draft_to_message,
     ),
     Kind.VERDICT: _Layout(
         m.Verdict,
         _AHEAD
         | {"more": _BOOL, "rejected": _BOOL, "counters": _Anything(), "refused": _Anything(), "logprobs": _LOGPROBS},
-        _AHEAD | {"flags": _FLAGS} | _COUNTERS | {"law": Optional(_LAW), "first": _FIRST, "logprobs": _LOGPROBS},
+        _AHEAD | {"flags": _FLAGS} | _COUNTERS | {"law": Optional(_LAW), "first": _TRIED, "logprobs": _LOGPROBS},
         6, _verdict_to_wire, _verdict_to_message,
     ),
     Kind.RESEND: _plain(m.Resend, 0, epoch=_U32, pos=_U32),

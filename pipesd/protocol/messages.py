@@ -23,6 +23,7 @@ MAX_IDS_OPEN = 1 << 18  # prompt and committed ids of one OPEN
 ID_BYTES = 4  # of an id in a message
 MAX_IDS = 4096  # ids of one DRAFT or VERDICT
 MAX_PAIRS = 1024  # ids of a VERDICT's distribution
+MAX_TRIED = 1 << 20  # number of a proposal in the place of one refused id
 MAX_STOP_IDS = 64
 MAX_NAME_BYTES = 256  # model, device and dtype, each in UTF-8
 MAX_TEXT_BYTES = 1024  # text of an ERROR, in UTF-8

@@ -24,11 +24,12 @@ opening, then the kind's own fields in the order below.
                    model_fingerprint hash, vocabulary_hash hash
      4 OPENED      limit u32, draft_ahead u32, run_ahead u32, pass_ms u32
      5 DRAFT       epoch u32, pos u32, ids (4096 ids), lag (pos - known, signed; known is a u32),
-                   flags (bit 0 NAV, bit 1 again; no other), p_draft? float16s, as many as ids, tried? u32
+                   flags (bit 0 NAV, bit 1 again; no other), p_draft? float16s, as many as ids,
+                   tried? (0 to 1,048,576)
      6 VERDICT     epoch u32, pos u32, ids (4096 ids), flags (bit 0 more, bit 1 rejected; no other),
                    passes? u32, verified? u32, stale? u32, busy_100us? u32 (these four together or none),
                    law? pairs (1 to 1024 pairs, each from 0 to 1, no -0, not all 0; with the flag rejected and only
-                   then), first? u32 (with law only; first + pairs below 2**32), logprobs? bin (as below)
+                   then), first? (0 to 1,048,576; with law only), logprobs? bin (as below)
      7 RESEND      epoch u32, pos u32
      8 CANCEL      -
      9 CLOSE       -
