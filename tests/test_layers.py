@@ -28,14 +28,14 @@ ALLOWED = {
 PURE = {"policy", "protocol", "_kernels"}
 IMPURE = {"asyncio", "concurrent", "datetime", "multiprocessing", "random", "select", "selectors", "signal", "socket"}
 IMPURE |= {"subprocess", "tempfile", "threading", "time", "zmq"}
-EXCEPTED = {("pipesd.protocol.wire", "threading")}  # the codec keeps a buffer for each thread
+EXCEPTED = {("pipesd.protocol.quick", "threading"), ("pipesd.protocol.wire", "threading")}  # a buffer for each thread
 
 # Library: the modules that may import it at all, at any place in them. Ending in "." means a folder.
 DOORS = {
     "gguf": ("pipesd.cloud.checkpoint",),
     "jinja2": ("pipesd.edge.chat",),
     "llama_cpp": ("pipesd.edge.llama",),
-    "msgpack": ("pipesd.protocol.wire",),
+    "msgpack": ("pipesd.protocol.quick", "pipesd.protocol.wire"),
     "numba": ("pipesd._kernels.",),
     "scipy": ("pipesd.policy.",),
     "torch": (
