@@ -143,9 +143,11 @@ class Tally:
         return found
 
     def predictors(self) -> dict[str, Interval]:
-        """Area under the ROC curve of each score as a predictor of acceptance under noise, and the difference of the
-        margin's and the probability's."""
+        """Area under the ROC curve of each score as a predictor of acceptance under noise; `both` is of probability and
+        margin together, weighted as the other half of the texts says. Then two differences."""
         texts = [np.array(draws) for draws in self._draws]
+        halves = [fitted(np.concatenate(texts[1 - half :: 2])) for half in range(2)]
+        texts = [np.column_stack((text, features(text) @ halves[i % 2])) for i, text in enumerate(texts)]
 
         def area(column: int) -> Callable[[np.ndarray], float]:
             def of(chosen: np.ndarray) -> float:
@@ -154,13 +156,16 @@ class Tally:
 
             return of
 
-        p_draft, certainty, margin = (area(column) for column in range(3))
-        return {
-            "p_draft": over_texts(len(texts), p_draft),
-            "entropy": over_texts(len(texts), certainty),
-            "margin": over_texts(len(texts), margin),
-            "margin - p_draft": over_texts(len(texts), lambda chosen: margin(chosen) - p_draft(chosen)),
+        p_draft, certainty, margin, both = (area(column) for column in (0, 1, 2, 4))
+        figures: dict[str, Callable[[np.ndarray], float]] = {
+            "p_draft": p_draft,
+            "entropy": certainty,
+            "margin": margin,
+            "both": both,
+            "margin - p_draft": lambda chosen: margin(chosen) - p_draft(chosen),
+            "both - p_draft": lambda chosen: both(chosen) - p_draft(chosen),
         }
+        return {name: over_texts(len(texts), figure) for name, figure in figures.items()}
 
     @property
     def places(self) -> int:
@@ -183,6 +188,23 @@ def accepted(place: Place, sampling: Sampling, seed: int) -> bool:
     return choose((place.target, place.target), draw).accepted == 1
 
 
+def features(draws: np.ndarray) -> np.ndarray:
+    """The logarithms of the odds that the probability gives, and of the factor between second and first of the race."""
+    p, margin = (np.clip(draws[:, column], 1e-6, 1 - 1e-6) for column in (0, 2))
+    return np.column_stack((np.ones(len(draws)), np.log(p / (1 - p)), -np.log(1 - margin)))
+
+
+def fitted(draws: np.ndarray) -> np.ndarray:
+    """The weights of `features` by logistic regression: a few steps of Newton's, held back a little."""
+    x, accepted = features(draws), draws[:, 3]
+    weights = np.zeros(x.shape[1])
+    for _ in range(20):
+        p = 1 / (1 + np.exp(-x @ weights))
+        steepness = (x * (p * (1 - p))[:, None]).T @ x + np.eye(x.shape[1])
+        weights += np.linalg.solve(steepness, x.T @ (accepted - p) - weights)
+    return weights
+
+
 def roc_area(scores: np.ndarray, right: np.ndarray) -> float:
     """Probability that a score of `right` is above one of the others, ties counted half; nan where one has none."""
     good, bad = scores[right], np.sort(scores[~right])
@@ -203,8 +225,8 @@ def acceptance_table(found: Mapping[float, Mapping[str, Mapping[str, Interval]]]
 def predictor_table(found: Mapping[float, Mapping[str, Interval]]) -> list[str]:
     """One line a temperature, and one that says what follows."""
     names = list(next(iter(found.values())))
-    lines = [f"{'T':>4} " + "".join(f"{name:>26}" for name in names)]
-    lines += [f"{t:4g} " + "".join(f"{area!s:>26}" for area in areas.values()) for t, areas in found.items()]
+    lines = [f"{'T':>4} " + "".join(f"{name:>24}" for name in names)]
+    lines += [f"{t:4g} " + "".join(f"{area!s:>24}" for area in areas.values()) for t, areas in found.items()]
     differences = [areas["margin - p_draft"] for areas in found.values()]
     if all(d.low > 0 for d in differences):
         verdict = "the margin under the noise foretells acceptance better than the probability, at every temperature"

@@ -67,7 +67,7 @@ def test_a_tally_counts_what_its_formulas_say() -> None:
         assert counted_too.value == pytest.approx(same.value, abs=0.05)
         assert tested.low < tested.value < tested.high and same.value < tested.value
     areas = tally.predictors()
-    assert 0.5 < areas["p_draft"].value < 1 and 0.5 < areas["margin"].value < 1
+    assert all(0.5 < areas[name].value < 1 for name in ("p_draft", "margin", "both"))
     difference = areas["margin"].value - areas["p_draft"].value
     assert areas["margin - p_draft"].value == pytest.approx(difference)
     assert "foretells acceptance" in predictor_table({0.8: areas})[-1]

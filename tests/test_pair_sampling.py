@@ -223,7 +223,7 @@ def test_the_draft_model_alone_samples(pair: Pair) -> None:
 # -- rejection sampling
 
 TESTING: dict[str, dict[str, Any]] = {
-    "whole law": {"sampling": "rejection", "top_p": 0.9},
+    "whole law": {"sampling": "rejection", "top_k": 40},
     "proposals": {"sampling": "rejection"},
     "most probable": {"sampling": "picospec", "top_mass": 16},
 }
