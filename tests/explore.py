@@ -4,7 +4,7 @@
 AssertionError of its `witness`. `wander` says what could happen next, and brings worlds to their end.
 
 Events, each with the number of an edge (default 0) unless it says otherwise:
-    draw right|wrong|stop   the drafter draws            send, ask, settle      as in the edge machine
+    draw right|wrong|stop|refused    the drafter draws   send, ask, settle      as in the edge machine
     up, down                one message is delivered     again_up, again_down   and stays in the queue as well
     cut lose|late           the connection is replaced; what was in flight is lost, or may arrive late
     late_up, late_down      a late message of the oldest connection arrives
@@ -41,7 +41,8 @@ HASH = b"eight by"
 @dataclass(frozen=True)
 class Setup:
     """One small world. `stops_at` are positions where the target's own choice is a stop id. Where draft tokens are
-    tested, they are not compared with it; `own_token` is the option of that name."""
+    tested, they are not compared with it; `own_token` is the option of that name.
+    """
 
     mode: Mode = Mode.NAV
     drafts: bool = True
@@ -62,6 +63,7 @@ class Setup:
     reproducible: bool = True
     tests: bool = False
     own_token: bool = False
+    proposes: bool | None = None  # what is told of a refusal: proposals, or all; None: as chance has it
 
     @property
     def sampling(self) -> Sampling | None:
@@ -90,6 +92,7 @@ class Edge:
     failed: ErrorCode | None = None
     draws: int = 0
     accepted: int = 0
+    rejected: int = 0
     turns: int = 0
     limit: int = 0
 
@@ -105,7 +108,7 @@ class World:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.now_s = 0.0
-        self.target = ModelTarget(setup.ids, setup.stops_at, setup.reproducible)
+        self.target = ModelTarget(setup.ids, setup.stops_at, setup.proposes, setup.reproducible)
         self.made = 0
         self.edges = [Edge(EdgeMachine(100 + i, setup.draft_ahead)) for i in range(setup.edges)]
         self.workers = [Worker(self._new_machine()) for _ in range(setup.workers)]
@@ -132,8 +135,11 @@ class World:
 
     def draw(self, what: str, number: int = 0) -> None:
         edge = self.edges[number]
-        right = self.target.choice(edge.machine.committed + edge.machine.draft)
-        token = {"right": right, "wrong": (right + 1) % self.setup.ids, "stop": STOPS[0]}[what]
+        prefix = edge.machine.committed + edge.machine.draft
+        right = self.target.choice(prefix)
+        token = {"right": right, "wrong": (right + 1) % self.setup.ids, "stop": STOPS[0], "refused": 0}[what]
+        if what == "refused":
+            token = next(token for token in range(self.setup.ids) if not self.target.accepts(prefix, token))
         self.witness.draws(edge.machine, token)
         edge.machine.drafted(token, P_SENT)
         edge.mirror.append(token)
@@ -146,6 +152,7 @@ class World:
         refused, m, edge.redraw = edge.redraw.refused, edge.machine, None
         token = taken(refused, m.committed)
         if token is not None:
+            self._count("redrawn")
             self.witness.redraws(m, token)
             self._perform(number, m.redrawn(token))
         else:
@@ -292,7 +299,7 @@ class World:
         edge.mirror += prompt
         edge.shown += prompt
         edge.limit = len(edge.shown) + s.tokens
-        edge.draws = edge.accepted = 0
+        edge.draws = edge.accepted = edge.rejected = 0
         edge.ended, edge.retry_s, edge.redraw, edge.turns = "", None, None, edge.turns + 1
         request = Request(edge.limit, frozenset(STOPS), s.mode, 0, HASH, HASH, 1, s.sampling)
         self._perform(number, edge.machine.generate(keep, prompt, request, drafts=s.drafts, ahead=s.ahead))
@@ -312,6 +319,7 @@ class World:
                 self.witness.commits(self, edge, action)
                 edge.shown += action.ids
                 edge.accepted += sum(action.accepted)
+                edge.rejected += action.rejected
             elif isinstance(action, Redraw):
                 assert action.pos == len(edge.shown) and edge.machine.draft
                 edge.redraw = action
@@ -326,6 +334,8 @@ class World:
 
     def _put(self, edge: Edge, message: Message) -> None:
         assert decode(encode(message)) == message
+        if isinstance(message, Draft) and edge.machine._redraw.pending:
+            assert message.tried is not None, "nothing is said before the refused token's place is filled"
         if isinstance(message, Open):
             assert edge.retry_s is None, "it comes back before the time that the cloud named"
             self.witness.opens(message, edge.machine)
@@ -359,6 +369,7 @@ class World:
         for message in messages:
             assert decode(encode(message), internal=True) == message
             self._count(f"Error {message.code.name}" if isinstance(message, Error) else type(message).__name__)
+            assert not isinstance(message, Error) or "are known at the edge" not in message.text, "an honest edge"
             if isinstance(message, Verdict):
                 self.witness.says(message)
             if isinstance(message, Gone):

@@ -21,6 +21,7 @@ class ModelTarget:
 
     ids: int
     stops_at: frozenset[int]
+    proposes: bool | None
     reproducible: bool
     salt: int = 0
 
@@ -35,7 +36,8 @@ class ModelTarget:
 
     def refusal(self, prefix: Sequence[int]) -> ModelRefusal:
         self.salt += not self.reproducible
-        return ModelRefusal(self.salt, tuple(prefix), self.ids, self.stops_at)
+        proposes = hash((self.salt, 2, *prefix)) % 2 == 0 if self.proposes is None else self.proposes
+        return ModelRefusal(self.salt, tuple(prefix), self.ids, self.stops_at, proposes)
 
     def answer(self, work: Work, cache: Sequence[int]) -> Choices:
         """What it makes of a session's share of a pass; `cache` is what it has read of that session."""
@@ -61,11 +63,17 @@ class ModelRefusal:
     prefix: tuple[int, ...]
     ids: int
     stops_at: frozenset[int]
+    proposes: bool
 
     def told(self, tried: int) -> Refused:
-        if hash((self.salt, 2, *self.prefix)) % 2:
+        if not self.proposes:
             return Refused(((self._proposal(0), 1.0),))
         return Refused(tuple((self._proposal(tried + j), 0.5) for j in range(PROPOSED)), tried)
+
+    @property
+    def drawn(self) -> int:
+        """What an edge makes of it in the end."""
+        return self._proposal(hash((4, *self.prefix)) % TAKEN_BEFORE if self.proposes else 0)
 
     def _proposal(self, number: int) -> int:
         return drawn(self.salt + 100 + number, self.prefix, self.ids, self.stops_at)

@@ -49,7 +49,7 @@ class Witness:
     def passes(self, s: CloudSession, work: Work, choices: Choices) -> None:
         """A pass is over, and the session has what it brought."""
         own = work.keep + 1 + choices.accepted
-        if work.rows and len(s.committed) > own:
+        if work.rows and len(s.committed) > own and own < s.limit - 1:  # nothing drafted for the last place is kept
             self.own.add((s.session, s.opening, max(s.epoch, 0), own))
 
     def says(self, verdict: Verdict) -> None:
@@ -76,7 +76,9 @@ class Witness:
             for p, accepted in enumerate(action.accepted, action.pos):
                 if world.setup.tests and accepted:
                     assert world.target.accepts(shown[:p], shown[p]), "the target refuses it"
-                elif p != action.pos or drawn is None:
+                elif p == action.pos and drawn is not None:
+                    assert shown[p] == world.target.refusal(shown[:p]).drawn, "not what the target left to be drawn"
+                else:
                     assert shown[p] == world.target.choice(shown[:p]), "not the target's text"
         assert not any(token in STOPS for token in action.ids[:-1]) and len(shown) <= edge.limit, "beyond the end"
 
@@ -87,7 +89,7 @@ class Witness:
             assert m.committed == edge.shown, "committed ids were changed or not given out"
             assert edge.mirror == m.committed + m.draft, "the drafter's cache is not committed + draft"
             assert len(m.draft) <= world.setup.draft_ahead
-            assert (t.drafted, t.accepted) == (edge.draws, edge.accepted)
+            assert (t.drafted, t.accepted, t.rejections) == (edge.draws, edge.accepted, edge.rejected)
             assert t.accepted + t.rejections + len(m.draft) <= t.drafted
             assert 0 <= t.proactive - t.promoted - t.dropped <= len(m.draft), "proactive tokens are decided once"
             assert m.nav is not None or t.proactive == t.promoted + t.dropped, "at the answer at the latest"

@@ -13,8 +13,8 @@ refused, the session is `awaiting` what the edge draws for its place, c.
     DRAFT               no session, o > own            ERROR(unknown, o)
                         o < own                        dropped
                         tested, without p_draft        ERROR(malformed), ended
-                        awaiting, a later epoch,       if pos <= c < pos + n, C += [the id at c], awaiting nothing: stop
-                        known = c + 1                  id or limit ends. Else it goes on as for known = c
+                        awaiting, known = c + 1        if pos <= c < pos + n, C += [the id at c], awaiting nothing, a
+                                                       stop id ends; else it goes on as for known = c
                         known > c otherwise            ERROR(unknown, o)
                         always, in this order          known = max; `again`: said = min(said, known), OPENED and
                                                        VERDICT once more (the limit granted may have been lost), with
@@ -25,7 +25,7 @@ refused, the session is `awaiting` what the edge draws for its place, c.
                         pos > end                      RESEND(E, end), once per hole; stop here
                         each id at p                   p < c: unequal -> dead, B = [], want none, rest stale;
                                                        in B: must be equal; else append. end = max(end, pos + n)
-    CANCEL(o)           o own                          ended, awaiting nothing (the ids stay for the next OPEN)
+    CANCEL(o)           o own                          ended (the ids stay for the next OPEN)
     CLOSE(o)            o own                          forget
 
     worker free         condition                      action
@@ -118,7 +118,7 @@ class CloudMachine:
             return []
         s.heard_s = now_s
         if isinstance(message, Cancel):
-            s.ended, s.refusal = True, None
+            s.ended = True
             s.kill_branch()
         elif isinstance(message, Close):
             return [self._forget(s)]
@@ -169,8 +169,7 @@ class CloudMachine:
 
     def _draft(self, s: CloudSession, m: Draft, now_s: float) -> list[Message]:
         length = len(s.committed)
-        awaited = s.refusal is not None and not s.ended and m.epoch > s.refused_epoch
-        if m.known > length + awaited:
+        if m.known > length + (s.refusal is not None):
             return [_error(m, ErrorCode.UNKNOWN, f"{m.known} ids are known at the edge, {length} here")]
         outside = [token for token in m.ids if token >= self.limits.vocabulary_size]
         if outside:
@@ -182,7 +181,7 @@ class CloudMachine:
                 "with log-probabilities no draft token is" if s.tells_logprobs else "without p_draft no draft token is"
             )
             return [_error(m, ErrorCode.MALFORMED, f"{what} tested")]
-        if m.known > length and m.pos <= length < m.pos + len(m.ids):
+        if m.known > length and not s.ended and m.pos <= length < m.pos + len(m.ids):
             s.redrawn(m.ids[length - m.pos], now_s)
             if s.ended:
                 return []

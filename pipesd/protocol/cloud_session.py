@@ -60,7 +60,6 @@ class CloudSession:
     logprobs: list[Logprobs] = field(default_factory=list)  # of the last ids of `committed`, where they are told
     refusal: Refusal | None = None  # the edge's draw is awaited
     tried: int = 0  # how many proposals of it the edge refused
-    refused_epoch: int = -1
     epoch: int = -1
     dead: bool = False
     end: int = 0
@@ -136,8 +135,7 @@ class CloudSession:
 
     def refuse(self, refusal: Refusal) -> None:
         """The first of the draft is refused: the edge draws what stands there."""
-        self.refusal, self.tried, self.refused_epoch = refusal, 0, self.epoch
-        self.repeat = True
+        self.refusal, self.tried, self.repeat = refusal, 0, True
         self.kill_branch()
 
     def redrawn(self, token: int, now_s: float) -> None:
@@ -146,5 +144,6 @@ class CloudSession:
         self.committed.append(token)
         self.cached = len(self.committed) - 1  # the refusing pass went over the position before
         self.said = len(self.committed)
-        self.ended = token in self.stop_ids or len(self.committed) >= self.limit
+        assert len(self.committed) < self.limit, "no draft token is kept for the last place"
+        self.ended = token in self.stop_ids
         self.owed_since_s = now_s

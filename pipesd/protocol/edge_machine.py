@@ -21,7 +21,7 @@ known).
                                                                       e += 1, nav = none. Stop id or limit: done
                                            id at p < k                must be equal
                   then                     k >= nav's end, known + 1  nav = none, survivors are promoted
-                  `rejected`, own epoch    pos + n = k                D[0] is refused: Redraw; till it is answered
+                  `rejected`               pos + n = k                D[0] is refused: Redraw; till it is answered
                                                                       nothing is drafted or sent
     run           redrawn                  a draw is due              roll back to k, commit, D = [], e += 1,
                                                                       nav = none; the next DRAFT begins with that id:
@@ -161,7 +161,7 @@ class EdgeMachine:
         """Whether another draft token is of use now."""
         if not self.running or not self._drafts or (self.nav is not None and not self._ahead) or self._redraw.pending:
             return False
-        if self.nav is not None and self.nav[0] <= self.nav[1] and self._tests:
+        if self.nav is not None and self.nav[0] <= len(self.committed) and self._tests:
             return False  # there the cloud draws
         if len(self.draft) >= self._draft_ahead or len(self.committed) + len(self.draft) >= self._limit - 1:
             return False
@@ -269,6 +269,8 @@ class EdgeMachine:
         """Ask for verification of the draft up to position `end`, or all of it (NAV); an empty one asks for a token.
         What lies behind stays unsent."""
         end = self.end if end is None else end
+        if self.draft and self._tests:
+            end = max(end, len(self.committed) + 1)  # what was drawn is tested
         assert len(self.committed) <= end <= self.end
         if not self.running or self._redraw.pending or (self.nav is not None and end <= self.nav[0]):
             return []
@@ -450,10 +452,9 @@ class EdgeMachine:
         self._hole = False
         if message.counters is not None:  # those behind a hole count what may be verified once more elsewhere
             self._counts.hear(message.counters)
-        epoch, before = self.epoch, len(self.committed)
+        before = len(self.committed)
         actions = self._commit(message.pos, message.ids, self._logprobs(message))
-        at = len(self.committed)
-        refused = message.refused if message.epoch == epoch == self.epoch else None
+        at, refused = len(self.committed), message.refused
         if refused is not None and self.running and at == message.pos + len(message.ids):
             if not (self._tests and self.draft):
                 raise ProtocolError(f"the cloud refused a draft token at position {at}, where it was to test none")

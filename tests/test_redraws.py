@@ -1,0 +1,235 @@
+"""Schedules in which a draft token is tested and refused, each by hand: the edge draws what stands there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pipesd.core import Mode
+from pipesd.protocol.messages import Draft, Open
+from tests.explore import Setup, World
+from tests.model_target import STOPS
+from tests.test_schedules import session
+from tests.wander import complete, undisturbed
+from tests.wander import small_bounds as small_bounds
+
+TESTED = Setup(prompt=1, tokens=8, draft_ahead=3, ids=5, ahead=True, tests=True, proposes=False)
+PROPOSED = replace(TESTED, proposes=True)
+FREE = replace(TESTED, mode=Mode.FREE, own_token=True)
+REFUSED = "up; down; draw right; draw refused; draw right; ask; up; pass; down"
+
+
+def asking(events: str = REFUSED) -> World:
+    """A world whose edge took none of the first proposals."""
+    for prompt in range(1, 20):
+        world = World(replace(PROPOSED, prompt=prompt, prefill_piece=100))
+        world.play("up; pass" + events[2:] if prompt > 1 else events).play("redraw")
+        if world.edges[0].machine._redraw.tried:
+            return world
+    raise AssertionError("every edge takes one of the first")
+
+
+# -- what stands there, and what it costs -----------------------------------------------------------------------------
+
+
+def test_a_refused_token_is_drawn_again_and_the_draft_that_follows_says_so() -> None:
+    world = World(TESTED).play("up; down; draw right; draw refused; ask; draw right; up; pass; down")
+    edge, m = world.edges[0], world.edges[0].machine
+    assert (len(m.committed), len(m.draft), m.sent, m.epoch) == (2, 2, 3, 0)
+    assert not m.may_draft and not m.settle() and not m.send() and not m.ask() and not m.deadline()
+    world.play("redraw")
+    assert (len(m.committed), m.draft, m.epoch, m.nav) == (3, [], 1, None)
+    assert not edge.link.up, "nothing would come of it by itself"
+    world.play("draw right; ask")
+    (draft,) = edge.link.up
+    assert isinstance(draft, Draft) and (draft.epoch, draft.pos, draft.known, draft.nav) == (1, 2, 3, True)
+    assert draft.ids == (m.committed[2], *m.draft) and draft.p_draft == (1.0, 0.5)
+    world.play("up")
+    assert session(world).committed == m.committed and session(world).draft == m.draft
+    undisturbed(world)
+
+
+def test_the_redrawn_id_counts_as_a_refused_draft_token_of_its_verdicts_round() -> None:
+    world = World(TESTED).play(REFUSED).play("redraw")
+    t = world.edges[0].machine.tally
+    assert (t.drafted, t.verified, t.accepted, t.rejections, t.rounds) == (3, 0, 1, 1, 1)
+    assert t.by_position == [[1, 1], [0, 1]]
+    world.play("draw refused; ask; up; pass; down; redraw")
+    assert (t.drafted, t.accepted, t.rejections, t.rounds) == (4, 1, 2, 2)
+    world.play("cancel")
+    assert t.verified == 4, "the redrawn ones are no draft tokens"
+    assert t.stale == 0
+
+
+def test_the_redrawn_id_may_equal_the_refused_one() -> None:
+    """The branch is over all the same: what stands behind it was drawn for another test."""
+    for prompt in range(2, 40):
+        world = World(replace(TESTED, prompt=prompt, prefill_piece=100))
+        world.play("up; pass; down; draw refused; draw right; ask; up; pass; down")
+        m = world.edges[0].machine
+        refused = m.draft[0]
+        world.play("redraw")
+        if m.committed[-1] == refused:
+            break
+    assert m.committed[-1] == refused
+    assert (m.draft, m.epoch, m.tally.accepted, m.tally.rejections) == ([], 1, 0, 1)
+    complete(world)
+
+
+def test_a_redrawn_stop_id_ends_both_sides() -> None:
+    world = World(replace(TESTED, stops_at=frozenset({2}))).play("up; down; draw right; draw refused; ask; up; pass")
+    world.play("down; redraw")
+    assert world.edges[0].ended == "stop" and world.edges[0].shown[2:] == [STOPS[0]]
+    world.play("up")
+    assert session(world).ended and session(world).committed == world.edges[0].shown
+    assert not world.pass_()
+
+
+def test_what_runs_free_is_told_at_once() -> None:
+    world = World(FREE).play("up; down; draw refused; send; up; pass; down; redraw")
+    (draft,) = world.edges[0].link.up
+    assert isinstance(draft, Draft) and (draft.pos, draft.known, len(draft.ids)) == (1, 2, 1)
+    world.play("up; pass")
+    assert len(session(world).committed) == 3
+    undisturbed(world)
+
+
+def test_the_cloud_puts_no_token_of_its_own_where_the_edge_may_have_drawn() -> None:
+    """Behind a draft that was accepted whole; an edge that waits idly takes one there."""
+    for mode in Mode:
+        world = World(replace(TESTED, mode=mode)).play("up; down; draw right; draw right; ask; up; pass")
+        assert len(session(world).committed) == 3
+        assert not world.pass_()
+        complete(world)
+        world = World(replace(TESTED, mode=mode, ahead=False, own_token=True))
+        world.play("up; down; draw right; draw right; ask; up; pass")
+        assert len(session(world).committed) == 4
+        complete(world)
+
+
+def test_the_edge_draws_nothing_where_it_asked_for_a_token() -> None:
+    world = World(TESTED).play("up; down; ask")
+    assert not world.edges[0].machine.may_draft
+    world.play("up; pass; down")
+    assert len(world.edges[0].shown) == 2 and world.edges[0].machine.may_draft
+    complete(world)
+
+
+# -- proposals --------------------------------------------------------------------------------------------------------
+
+
+def test_more_proposals_are_asked_for_until_one_is_taken() -> None:
+    world = asking()
+    m = world.edges[0].machine
+    (draft,) = world.edges[0].link.up
+    assert isinstance(draft, Draft) and (draft.epoch, draft.pos, draft.ids, draft.tried) == (0, len(m.committed), (), 2)
+    opened = world.counts["Opened"]
+    undisturbed(world)
+    assert world.counts["Opened"] == opened, "only the proposals are told"
+
+
+def test_the_question_for_more_or_its_answer_is_lost() -> None:
+    for lost in ("cut", "up; cut"):
+        world = asking().play(lost)
+        assert world.edges[0].machine.awaits
+        complete(world.play("deadline"))
+
+
+def test_proposals_that_come_twice_are_tried_once() -> None:
+    world = asking(REFUSED.removesuffix("down") + "again_down").play("down")
+    assert world.edges[0].redraw is None
+    complete(world)
+
+
+# -- something is lost ------------------------------------------------------------------------------------------------
+
+
+def test_the_refusal_is_lost() -> None:
+    complete(World(TESTED).play(REFUSED.removesuffix("down") + "cut"), 1)
+
+
+def test_the_redrawn_id_is_lost_and_the_edge_drafts_on() -> None:
+    """The cloud asks for what is no draft token any more: it is answered from the committed ids."""
+    world = World(TESTED).play(REFUSED).play("redraw; draw right; send; cut; draw right; ask; up")
+    assert world.counts["Resend"] == 1
+    world.play("down")
+    (draft,) = world.edges[0].link.up
+    assert isinstance(draft, Draft) and (draft.pos, len(draft.ids), draft.known, draft.nav) == (2, 3, 3, True)
+    complete(world)
+
+
+def test_the_redrawn_id_is_lost_and_the_edge_waits() -> None:
+    """A deadline repeats it with the draft."""
+    world = World(FREE).play("up; down; draw refused; send; up; pass; down; redraw; cut; deadline; up")
+    assert "Resend" not in world.counts
+    assert session(world).committed == world.edges[0].shown
+    complete(world)
+
+
+def test_the_redrawn_id_comes_twice_and_late() -> None:
+    world = World(TESTED).play(REFUSED).play("redraw; draw right; ask; again_up; cut late; pass; late_up")
+    assert session(world).committed[:3] == world.edges[0].shown
+    complete(world, 1)
+
+
+def test_the_link_takes_nothing_for_a_while() -> None:
+    """Neither what was drawn nor the question for more is forgotten: no deadline, and nothing to be asked for again."""
+    for world in (
+        World(FREE).play("up; down; draw refused; send; up; pass; down; block; redraw; settle"),
+        World(TESTED).play(REFUSED).play("redraw; draw right; block; send; draw right; ask"),
+        asking("block; ".join(REFUSED.rsplit("down", 1)) + "down; block").play("settle"),
+    ):
+        assert world.counts["not sent"] == 1
+        complete(world)
+        assert "Resend" not in world.counts
+
+
+# -- another opening --------------------------------------------------------------------------------------------------
+
+
+def test_drafting_stops() -> None:
+    """While a draw is due: from then on the cloud's own tokens are wanted."""
+    world = World(TESTED).play(REFUSED).play("stop_drafting")
+    *_, opening = world.edges[0].link.up
+    assert isinstance(opening, Open) and opening.sampling is not None and opening.sampling.own_token
+    complete(world)
+
+
+def test_drafting_stops_before_the_cloud_has_shown_to_have_what_was_drawn() -> None:
+    """Only what it has shown to have is it asked to prove: before the draw is said, while it travels, and behind."""
+    twice = REFUSED.removesuffix("down") + "again_down"
+    for drawn in ("redraw; down", "redraw; down; draw right; send; cut", "redraw; draw right; send; up; down"):
+        world = complete(World(TESTED).play(twice).play(drawn).play("stop_drafting"))
+        assert "Resend" not in world.counts
+
+
+def test_drafting_begins_again() -> None:
+    world = World(TESTED).play(REFUSED).play("stop_drafting; up; down; resume_drafting")
+    *_, opening = world.edges[0].link.up
+    assert isinstance(opening, Open) and opening.sampling is not None and not opening.sampling.own_token
+    complete(world)
+
+
+def test_the_draw_comes_when_all_is_over() -> None:
+    """The driver may answer what a cancelled generation, or an opening before, had asked."""
+    for end in ("cancel", "cancel; next", "stop_drafting", "crash; restart; down"):
+        world = World(TESTED).play(REFUSED).play(end)
+        edge = world.edges[0]
+        before = list(edge.shown)
+        assert edge.machine.redrawn(1) == [] and edge.machine.ask_more(2) == []
+        assert edge.shown == before
+        complete(world)
+
+
+def test_a_session_that_awaits_a_draw_makes_room() -> None:
+    """It owes nothing, whatever was asked of the branch behind: its edge may never come back."""
+    world = World(replace(TESTED, edges=2, max_sessions=1)).play(REFUSED).play("redraw; draw right; send; cut")
+    world.play("draw right; ask; up; cut; wait; up 1")
+    assert world.counts["Gone"] == 1
+    complete(world, 1)
+
+
+def test_the_first_words_of_a_session_may_be_a_refusal() -> None:
+    """Its edge has that much: it need not be kept for its first id."""
+    world = World(replace(TESTED, edges=2, max_sessions=1)).play("up; down; draw refused; ask; up; pass; wait; up 1")
+    assert world.counts["Gone"] == 1
+    complete(world)
