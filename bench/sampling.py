@@ -32,6 +32,7 @@ from replay import prompts_of
 from sampled_runs import run_table, runs
 
 from pipesd.errors import PipeSDError, UsageError
+from pipesd.policy.noise import warmup
 
 PARTS = ("acceptance", "predictor", "cost", "run")
 TEMPERATURES = (0.6, 0.8, 1.0)
@@ -90,7 +91,7 @@ def main() -> int:
     if not models and parts != ["cost"]:
         raise UsageError("give --draft FILE.gguf and --target FILE.gguf, or --only cost")
     began_s = time.monotonic()
-    result: dict[str, Any] = {"bench": "sampling", "options": vars(options)}
+    result: dict[str, Any] = {"bench": "sampling", "options": vars(options), "compiled": warmup()}
     both = Both.load(options.draft, options.target) if models and parts != ["run"] else None
     if both is not None and {"acceptance", "predictor"}.intersection(parts):
         found = tallies(both, options)
