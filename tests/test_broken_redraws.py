@@ -143,7 +143,7 @@ class TakesTheRefusedForRedrawn(CloudMachine):
     def _draft(self, s: CloudSession, m: Draft, now_s: float) -> list[Message]:
         length = len(s.committed)
         if s.refusal is not None and m.pos <= length < m.pos + len(m.ids):
-            s.redrawn(m.ids[length - m.pos], now_s)
+            s.ends_with(m.ids[length - m.pos], now_s)
         return super()._draft(s, m, now_s)
 
 
@@ -173,6 +173,15 @@ class GoesOnUnasked(CloudMachine):
         replies = super().done(work, choices, elapsed_s, now_s)
         s.sampler = sampler
         return replies
+
+
+class AnswersBeforeItKnowsTheDraft(CloudMachine):
+    """Part of it, and a token of its own behind."""
+
+    def done(self, work: Work, choices: Choices, elapsed_s: float, now_s: float) -> list[Message]:
+        s = self._sessions[work.session]
+        s.want_end = min(s.want_end, len(s.committed))
+        return super().done(work, choices, elapsed_s, now_s)
 
 
 class RunsFree(CloudMachine):
@@ -319,6 +328,7 @@ SCHEDULES: list[tuple[type[EdgeMachine] | type[CloudMachine], Callable[[], None]
     (GrantsWithEachProposal, schedules.test_more_proposals_are_asked_for_until_one_is_taken),
     (GoesOnInItsEpoch, schedules.test_the_redrawn_id_may_equal_the_refused_one),
     (GoesOnUnasked, schedules.test_the_cloud_puts_no_token_of_its_own_where_the_edge_may_have_drawn),
+    (AnswersBeforeItKnowsTheDraft, schedules.test_a_question_overtakes_the_draft_that_it_is_about),
     (DraftsWhereItAskedForAToken, schedules.test_the_edge_draws_nothing_where_it_asked_for_a_token),
     (KnowsNoStopBehindARefusal, schedules.test_a_redrawn_stop_id_ends_both_sides),
 ]

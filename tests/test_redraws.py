@@ -183,6 +183,15 @@ def test_the_link_takes_nothing_for_a_while() -> None:
         assert "Resend" not in world.counts
 
 
+def test_a_question_overtakes_the_draft_that_it_is_about() -> None:
+    """Part of the draft arrives behind it: no token of the target's own stands where the rest was drawn."""
+    world = World(replace(TESTED, mode=Mode.EAGER)).play("up; down; draw right; send; cut late; draw right; ask; up")
+    assert world.counts["Resend"] == 1
+    world.play("late_up; pass")
+    assert len(session(world).committed) == 2
+    complete(world, 1)
+
+
 # -- another opening --------------------------------------------------------------------------------------------------
 
 

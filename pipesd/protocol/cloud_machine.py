@@ -40,7 +40,7 @@ refused, the session is `awaiting` what the edge draws for its place, c.
 A verdict is owed while c < want, the branch lives and nothing is awaited; while `end` has not reached the end of what
 was asked for, RESEND was sent and the pass waits. An edge that drafts on while its drafts are tested wants no own id
 where it may have drawn one, or what is tested would hang on what arrived in time: behind what was accepted whole none
-is committed unless a verdict is owed still, and mode = free is taken for eager.
+is committed unless a verdict is owed still and nothing is drafted, and mode = free is taken for eager.
 
 No session is evicted between OPEN and its first verdict, nor while a verdict is owed or a pass is due, unless cancelled
 or idle too long. Passes and pieces of prefill take turns, so that neither holds up the other by more than one.
@@ -177,14 +177,11 @@ class CloudMachine:
             return [self._outside(m, outside[0])]
         if m.ids and s.tests and (m.p_draft is None or s.tells_logprobs):
             s.ended = True
-            what = (
-                "with log-probabilities no draft token is" if s.tells_logprobs else "without p_draft no draft token is"
-            )
-            return [_error(m, ErrorCode.MALFORMED, f"{what} tested")]
-        if m.known > length and not s.ended and m.pos <= length < m.pos + len(m.ids):
-            s.redrawn(m.ids[length - m.pos], now_s)
-            if s.ended:
-                return []
+            why = "no log-probabilities, which go with none" if s.tells_logprobs else "p_draft"
+            return [_error(m, ErrorCode.MALFORMED, f"draft tokens that are tested need {why}")]
+        drawn = m.known > length and not s.ended and m.pos <= length < m.pos + len(m.ids)
+        if drawn and s.ends_with(m.ids[length - m.pos], now_s):
+            return []
         s.known = max(s.known, min(m.known, len(s.committed)))
         replies: list[Message] = []
         if m.again:
@@ -284,7 +281,9 @@ class CloudMachine:
         s.passes += 1
         s.verified += len(drafted)
         length, new = len(s.committed), drafted[:accepted]
-        own = choices.refusal is None and (accepted < len(drafted) or not s.tests_all or length + accepted < s.want)
+        after = length + accepted
+        wanted = not s.tests_all or s.want_end <= after < s.want
+        own = choices.refusal is None and (accepted < len(drafted) or wanted)
         if own:
             new += (choices.ids[accepted],)
         room = s.limit - length

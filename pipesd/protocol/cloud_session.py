@@ -138,12 +138,13 @@ class CloudSession:
         self.refusal, self.tried, self.repeat = refusal, 0, True
         self.kill_branch()
 
-    def redrawn(self, token: int, now_s: float) -> None:
-        """The edge drew what was awaited; it needs no verdict to know it."""
+    def ends_with(self, token: int, now_s: float) -> bool:
+        """The edge drew `token` for what was awaited, and needs no verdict to know it; whether that is the end."""
         self.refusal = None
         self.committed.append(token)
         self.cached = len(self.committed) - 1  # the refusing pass went over the position before
         self.said = len(self.committed)
         assert len(self.committed) < self.limit, "no draft token is kept for the last place"
-        self.ended = token in self.stop_ids
         self.owed_since_s = now_s
+        self.ended = token in self.stop_ids
+        return self.ended
