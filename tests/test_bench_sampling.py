@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "bench"))
+import exactness_sampled  # noqa: E402
 import sampling as bench  # noqa: E402
 from acceptance import KINDS, VARIANTS, Tally, coupled, overlap, predictor_table, roc_area  # noqa: E402
 from both_rows import Place  # noqa: E402
@@ -113,6 +116,48 @@ def test_the_cost_of_a_choice_needs_no_models(
     for forms in said["cost"]["rows"].values():
         assert {"numpy argmax", "plain draw", "greedy", "temperature"} < set(forms)
         assert all(0 < ms["best_ms"] <= ms["median_ms"] for ms in forms.values())
+
+
+class FakeDrafter:
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.tokeniser = self
+
+    def encode(self, text: str, special: bool) -> list[int]:
+        return list(text.encode())
+
+    def close(self) -> None: ...
+
+
+def test_work_on_exactness_is_taken_up_where_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[tuple[str, int]] = []
+
+    @contextmanager
+    def cloud(target: str, dtype: str) -> Iterator[tuple[str, int]]:
+        yield dtype, 0
+
+    def seed_of(checked: Any, where: tuple[str, int], seed: int, *_: object) -> dict[str, Any]:
+        done.append((where[0], seed))
+        if seed == 2:
+            checked.findings.append("other ids from number 5 on")
+        sums = dict.fromkeys(("ids", "runs", "accepted", "cut", "killed"), 1)
+        return {"seed": seed, **sums}
+
+    for name, stand_in in (("cloud", cloud), ("seed_of", seed_of), ("Drafter", FakeDrafter)):
+        monkeypatch.setattr(exactness_sampled, name, stand_in)
+    words = ["x", "--draft", "d", "--target", "t", "--results", str(tmp_path / "results")]
+
+    def run(*more: str) -> tuple[int, dict[str, Any]]:
+        monkeypatch.setattr(sys, "argv", [*words, *more])
+        code = exactness_sampled.main()
+        return code, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    code, said = run("--seeds", "0:2")
+    assert (code, said["seeds"], said["findings"]) == (0, 4, 0)
+    assert done == [("float32", 0), ("float32", 1), ("bfloat16", 0), ("bfloat16", 1)]
+    code, said = run("--seeds", "0:3", "--dtypes", "bfloat16")
+    assert (code, said["seeds"], said["findings"]) == (1, 5, 1) and done[4:] == [("bfloat16", 2)]
 
 
 @pytest.mark.parametrize(
