@@ -1,5 +1,6 @@
 """Every strategy, and every combination of its parts, gives what the target alone says, and its log holds: on random
-links, models, clouds and troubles, in virtual time."""
+links, models, clouds and troubles, in virtual time. The target takes the most probable id, or samples: then with shared
+noise it is the same ids too, and where draft tokens are tested each position holds what the tests make of it."""
 
 from __future__ import annotations
 
@@ -8,23 +9,30 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from virtual import EXACT_S, TROUBLES, Scene, Trouble, VirtualWorld
+from slow_sampling import position_of, random_options
+from virtual import EXACT_S, TROUBLES, VOCABULARY, Scene, Trouble, VirtualWorld
 
-from pipesd.config import BATCHINGS, TRIGGERS, WAITINGS
+from pipesd.config import BATCHINGS, TRIGGERS, WAITINGS, GenerateConfig
+from pipesd.policy.sampler import Sampler
+from pipesd.policy.sampling import Sampling, make_sampling
 from pipesd.policy.strategy import PRESETS
 from pipesd.sim.check import check_events
+from pipesd.sim.distributions import Distribution, KeyedDistribution, draft_of, sampled_continuation
 from pipesd.sim.drafters import Agreement
 from pipesd.sim.texts import LETTERS, KeyedText, continuation
-from pipesd.sim.tokeniser import END_ID, ByteTokeniser
+from pipesd.sim.tokeniser import BEGIN_ID, END_ID, ByteTokeniser
 
 WITH_CLOUD = [name for name in PRESETS if name != "local"]
 DRAFTING = [name for name in WITH_CLOUD if name != "cloud"]
 FAST = 24  # scenes of each kind by default
+SAMPLED = 10
 MANY = 600
+TESTING = ["rejection", "rejection", "picospec"]
 
 
 def log_uniform(chance: random.Random, low: float, high: float) -> float:
@@ -77,6 +85,17 @@ def random_scene(seed: int, edge: dict[str, Any], *, troubled: bool) -> Scene:
     )
 
 
+def sampled_scene(seed: int, edge: dict[str, Any], *, troubled: bool) -> Scene:
+    """The same with models that have real distributions: those of few ids, or of all."""
+    chance, scene = random.Random(-seed - 1), random_scene(seed, edge, troubled=troubled)
+    end_id, floor = END_ID if scene.end_ids else None, chance.choice((-math.inf, -math.inf, -5.0))
+    law = KeyedDistribution(seed, LETTERS, chance.choice((1.0, 2.0, 4.0)), end_id, floor)
+    draft: Distribution = draft_of(law, chance.choice((0.0, 0.5, 0.8, 0.9, 1.0)), seed)
+    if chance.random() < 0.15:  # many ids that only one of them knows
+        draft = KeyedDistribution(seed, tuple(range(64, 112)), 2.0, floor=floor)
+    return replace(scene, law=law, proposal=draft)
+
+
 def random_parts(seed: int) -> dict[str, Any]:
     """Any combination of a strategy's parts."""
     chance = random.Random(seed)
@@ -95,7 +114,7 @@ def random_parts(seed: int) -> dict[str, Any]:
 def until_stop(ids: Sequence[int], stops: Sequence[str]) -> list[int]:
     """The ids wholly before the first stop text."""
     pieces = ByteTokeniser().vocabulary.pieces
-    shown = [b"" if token == END_ID else pieces[token] for token in ids]
+    shown = [b"" if token in (BEGIN_ID, END_ID) else pieces[token] for token in ids]
     text = b"".join(shown)
     found = [at for stop in stops if (at := text.find(stop.encode())) >= 0]
     if not found:
@@ -106,39 +125,111 @@ def until_stop(ids: Sequence[int], stops: Sequence[str]) -> list[int]:
     return list(ids[:kept])
 
 
-def play(scene: Scene, folder: Path) -> VirtualWorld:
-    """A chat of some turns in that world; its ids must be the target's own, and its log without findings."""
+class Sum:
+    """Whether as many positions as should be hold the most probable id: (those that do, expected, its variance)."""
+
+    def __init__(self) -> None:
+        self.found = self.expected = self.variance = 0.0
+
+    @property
+    def deviations(self) -> float:
+        return (self.found - self.expected) / math.sqrt(max(self.variance, 1.0))
+
+
+def check_tested(scene: Scene, sampling: Sampling, seed: int, prompt: list[int], log: list[Any], sum: Sum) -> None:
+    """Each position that was drafted holds the draft token if it passes its test, else what is drawn in its place; each
+    other one the target's own draw."""
+    assert isinstance(scene.law, Distribution) and isinstance(scene.proposal, Distribution)
+    text, drawn_at = list(prompt), set()
+    for event in log:
+        if event["event"] == "redrawn":
+            drawn_at.add(event["pos"])
+        if event["event"] != "committed":
+            continue
+        assert event["pos"] == len(text)
+        for token, accepted in zip(event["ids"], event["accepted"], strict=True):
+            here = position_of(scene.law, scene.proposal, sampling, seed, text, VOCABULARY.size)
+            if accepted:
+                assert (token, here.taken) == (here.drafted, True)
+            elif len(text) in drawn_at:
+                assert (token, here.taken) == (here.redrawn, False)
+            else:
+                assert token == here.own
+            likely = int(here.p.weights.argmax()) if here.p.ids is None else int(here.p.ids[here.p.weights.argmax()])
+            p = here.p.probability(likely)
+            sum.found, sum.expected, sum.variance = (
+                sum.found + (token == likely), sum.expected + p, sum.variance + p * (1 - p)
+            )  # fmt: skip
+            text.append(token)
+
+
+def play(scene: Scene, folder: Path, methods: Sequence[str] = (), sum: Sum | None = None) -> VirtualWorld:
+    """A chat of some turns in that world; its ids must be the target's own, and its log without findings. `methods`:
+    of sampling, of which each turn takes one; without them the most probable ids are taken."""
     chance, log = random.Random(scene.seed), folder / "events"
     (folder / "tuning").unlink(missing_ok=True)
     world = VirtualWorld(replace(scene, edge={"tuning": str(folder / "tuning"), "events": str(log), **scene.edge}))
     session = world.session
     prompt = [chance.choice(LETTERS) for _ in range(chance.randrange(1, 40))]
+    turns: list[tuple[dict[str, Any], list[int]]] = []
     with session:
         for _ in range(chance.randrange(1, 4)):
             wanted = chance.randrange(1, 70)
             room = scene.context - len(prompt)
             if room < 1:
                 break
-            expected = continuation(scene.law, prompt, min(wanted, room), scene.end_ids)
+            options = random_options(chance, methods) if methods else {}
             stops = [chr(chance.choice(LETTERS)) + chr(chance.choice(LETTERS))] if chance.random() < 0.3 else []
-            pieces = list(session.generate(prompt, max_tokens=wanted, stop=stops))
-            assert list(session.token_ids) == until_stop(expected, stops)
+            pieces = list(session.generate(prompt, max_tokens=wanted, stop=stops, **options))
+            if options.get("sampling", "noise") == "noise":
+                expected = said_alone(scene, prompt, min(wanted, room), options)
+                assert list(session.token_ids) == until_stop(expected, stops)
+            else:
+                assert list(session.token_ids) == until_stop(session.committed[len(prompt) :], stops)
+            turns.append((options, prompt))
+            assert len(session.logprobs) == (len(session.token_ids) if options.get("logprobs") is not None else 0)
             shown = [token for piece in pieces for token in piece.token_ids]
             assert shown[: len(session.token_ids)] == list(session.token_ids)
             tally = session._loop.machine.tally
             assert tally.proactive == tally.promoted + tally.dropped, "the fate of each proactive token is decided once"
             assert tally.drafted >= tally.accepted + tally.rejections
             prompt = [*(session.committed if chance.random() < 0.7 else prompt[:5]), *b" and "]
-    findings = check_events(map(json.loads, log.read_text().splitlines()), slack_s=EXACT_S)
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    starts = [at for at, event in enumerate(events) if event["event"] == "start"]
+    for (options, prompt), (start, end) in zip(turns, pairwise([*starts, len(events)]), strict=True):
+        if options.get("sampling", "noise") != "noise":
+            strategy = session.strategy
+            sampling = make_sampling(GenerateConfig(**options), drafts_on=strategy.drafts and strategy.ahead)
+            check_tested(scene, sampling, options["seed"], prompt, events[start:end], sum or Sum())
+    findings = check_events(events, slack_s=EXACT_S)
     assert not findings, "\n".join(findings[:5])
     return world
 
 
-def check_all(folder: Path, seeds: range, edge: dict[str, Any], *, troubled: bool, parts: bool = False) -> None:
+def said_alone(scene: Scene, prompt: Sequence[int], count: int, options: dict[str, Any]) -> list[int]:
+    """What the target says by itself."""
+    if not options:
+        return continuation(scene.law, prompt, count, scene.end_ids)
+    assert isinstance(scene.law, Distribution)
+    sampler = Sampler(make_sampling(GenerateConfig(**options), drafts_on=False), options["seed"])
+    return sampled_continuation(scene.law, prompt, count, sampler, scene.end_ids, VOCABULARY.size)
+
+
+def check_all(
+    folder: Path,
+    seeds: range,
+    edge: dict[str, Any],
+    *,
+    troubled: bool,
+    parts: bool = False,
+    methods: Sequence[str] = (),
+    sum: Sum | None = None,
+) -> None:
     for seed in seeds:
-        scene = random_scene(seed, {**edge, **(random_parts(seed) if parts else {})}, troubled=troubled)
+        make = sampled_scene if methods else random_scene
+        scene = make(seed, {**edge, **(random_parts(seed) if parts else {})}, troubled=troubled)
         try:
-            play(scene, folder)
+            play(scene, folder, methods, sum)
         except Exception as error:
             error.add_note(f"seed {seed}: {scene}")
             raise
@@ -153,6 +244,23 @@ def test_every_preset_gives_the_targets_ids(tmp_path: Path, strategy: str, troub
 @pytest.mark.parametrize("troubled", [False, True])
 def test_every_combination_of_parts_gives_the_targets_ids(tmp_path: Path, troubled: bool) -> None:
     check_all(tmp_path, range(2 * FAST), {}, troubled=troubled, parts=True)
+
+
+@pytest.mark.parametrize("troubled", [False, True])
+@pytest.mark.parametrize("strategy", WITH_CLOUD)
+def test_every_preset_samples_the_targets_ids(tmp_path: Path, strategy: str, troubled: bool) -> None:
+    check_all(tmp_path, range(SAMPLED), {"strategy": strategy}, troubled=troubled, methods=["noise"])
+
+
+@pytest.mark.parametrize("troubled", [False, True])
+def test_every_combination_of_parts_samples_the_targets_ids(tmp_path: Path, troubled: bool) -> None:
+    check_all(tmp_path, range(SAMPLED), {}, troubled=troubled, parts=True, methods=["noise"])
+
+
+@pytest.mark.parametrize("troubled", [False, True])
+@pytest.mark.parametrize("strategy", WITH_CLOUD)
+def test_every_preset_holds_what_tests_of_draft_tokens_make(tmp_path: Path, strategy: str, troubled: bool) -> None:
+    check_all(tmp_path, range(SAMPLED), {"strategy": strategy}, troubled=troubled, methods=TESTING)
 
 
 @pytest.mark.parametrize("batching", ["dp", "greedy"])

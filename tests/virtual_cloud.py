@@ -12,7 +12,6 @@ from pipesd.cloud.admission import Identity, hello_reply, open_refusal, starting
 from pipesd.cloud.routes import Routes
 from pipesd.cloud.worker import choices_of
 from pipesd.core import ModelInfo
-from pipesd.policy.batch_choices import greedy_choices
 from pipesd.protocol import wire
 from pipesd.protocol.cloud_machine import CloudMachine
 from pipesd.protocol.cloud_session import CloudLimits
@@ -165,10 +164,7 @@ class VirtualCloud:
         self._busy = bool(work)
         if not work:
             return
-        for item in work:
-            self.target.truncate(item.slot, item.keep)
-        batch = [(item.slot, item.ids, item.rows) for item in work]
-        choices = greedy_choices(batch, self.target.greedy(batch))
+        choices = choices_of(self.target, work)
         life, took_s = self._life, self._pass_s + self._token_s * sum(len(item.ids) for item in work)
 
         def finish() -> None:

@@ -284,7 +284,7 @@ class Loop:
                         self._perform(run, self.machine.cancel("stop"))
                     elif self.steering is not None and (size := self.steering.probe_due(self._clock.now())):
                         self._line.probe(self.machine.session, size)
-                case act.Redraw(pos, refused) if run is not None:
+                case act.Redraw(pos, refused) if run is not None and self.machine.redrawing:  # no stop text came before
                     self._redraw(run, pos, refused)
                 case act.Retry(after_s, code, text):
                     self._patience.retry(self._clock.now(), after_s, refusal(code, text))

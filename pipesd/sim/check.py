@@ -66,12 +66,14 @@ def _findings(events: Iterable[Event], slack_s: float) -> Iterator[str]:
 
 def _step(g: Generation, event: Event) -> Iterator[str]:
     name = event["event"]
-    if g.rollback is not None and name != "committed":
+    if g.rollback is not None and name != "committed" and g.refusals.redrawn is None:
         g.cut(g.rollback)
         g.rollback = None
     if g.expected and name != "trigger":
         yield f"the trigger {g.expected!r} was due"
         g.expected = None
+    if name in ("drafted", "trigger", "received", "deadline") and g.refusals.missed(g.known):
+        yield f"nothing was drawn in the place of the token refused at {g.known}"
     if name not in _STEPS:
         yield "no event of a generation"
     else:
@@ -92,13 +94,15 @@ def _drafted(g: Generation, event: Event) -> Iterator[str]:
         yield f"drafted position {event['pos']}, the next one is {g.end}"
     if not 0.0 <= event["p_draft"] <= 1.0 or not event["entropy"] >= 0.0:
         yield f"probability {event['p_draft']}, entropy {event['entropy']}"
+    if not 0.0 <= event.get("margin", 0.0) <= 1.0:
+        yield f"margin {event['margin']}"
     g.draft.append(event["id"])
     g.counts["drafted"] += 1
     if g.nav is not None:
         g.counts["proactive"] += 1
         g.proactive += 1
     g.rule.drafted(g.link.idle(g.when_s))
-    g.expected = g.trigger.observe(event["p_draft"], event["entropy"])
+    g.expected = g.trigger.observe(g.confidence(event), event["entropy"])
 
 
 def _trigger(g: Generation, event: Event) -> Iterator[str]:
@@ -108,7 +112,8 @@ def _trigger(g: Generation, event: Event) -> Iterator[str]:
     if event["end"] != g.end:
         yield f"the trigger names the end {event['end']}, the draft's is {g.end}"
     if rule == FORCED:
-        if g.state != "run" or g.nav is not None or g.may_draft or g.rule.asks or (not g.draft and g.more):
+        idle = g.state == "run" and g.nav is None and not (g.may_draft or g.rule.asks or g.refusals.pending)
+        if not idle or (not g.draft and g.more):
             yield "asks as if nothing else could be done"
     elif rule != wanted and not (g.trigger.may_ask(rule) and g.before["event"] == "drafted"):
         yield f"trigger {rule!r}, due was {wanted!r}"
@@ -135,16 +140,30 @@ def _sent(g: Generation, event: Event) -> Iterator[str]:
         g.state, g.nav_said, g.more = "opening", False, False
         g.ahead = g.run_ahead = LEAST_AHEAD
         g.sent = g.told = g.known
+        g.refusals.forget()
         g.tried = True  # one more token may be drafted before there is another look at what is due
     if event["kind"] == "Probe" and event["tokens"] and event["bytes"]:
         g.link.sent(g.now_s, event["tokens"])
     if event["kind"] != "Draft":
         return
+    if g.refusals.redrawn is not None:
+        yield from _said_at_once(g, event)
+        return
+    if event.get("tried") is not None:
+        yield from g.refusals.asks_more(event, g.known)
+        g.told = g.known if event["bytes"] else 0
+        g.tried = g.tried or not event["bytes"]
+        return
+    if g.refusals.pending:
+        yield "sends although what stands in the place of a refused token is still to be drawn"
     if event["known"] != g.known:
         yield f"says that {event['known']} ids are known, {g.known} are"
     end = event["pos"] + len(event["ids"])
-    if event["ids"] != g.draft[event["pos"] - g.known : end - g.known]:
+    if event["ids"] != g.content(event["pos"], end):
         yield f"carries {event['ids']} from {event['pos']}, the draft is {g.draft} from {g.known}"
+    p_draft = event.get("p_draft")
+    if p_draft is not None and (len(p_draft) != len(event["ids"]) or not all(0.0 <= p <= 1.0 for p in p_draft)):
+        yield f"says the probabilities {p_draft} of {event['ids']}"
     g.asked = False
     yield from _reason(g, event)
     g.sent, g.told, g.nav_said = max(g.sent, end), g.known, g.nav_said or event["nav"]
@@ -152,27 +171,44 @@ def _sent(g: Generation, event: Event) -> Iterator[str]:
         g.rule.sent(everything=g.sent >= g.end)
         g.link.sent(g.now_s, len(event["ids"]))
         g.late = 0
+        g.refusals.unsaid = False
     else:
+        g.refusals.unsaid = g.refusals.unheard and event["pos"] < g.known
         g.sent, g.told, g.tried = max(g.known, event["pos"]), 0, True
         g.nav_said = g.nav_said and not event["nav"]
     if g.asked:
         g.link.asked(g.now_s, first=g.first)
 
 
+def _said_at_once(g: Generation, event: Event) -> Iterator[str]:
+    """What was drawn anew goes by itself where no draft will follow, before the log says that it is committed."""
+    token, pos = g.refusals.redrawn, g.known
+    said = (event["pos"], event["ids"], event["known"], event["nav"], event["again"])
+    if said != (pos, [token], pos + 1, False, False):
+        yield f"says {event['ids']} from {event['pos']}, drawn was {token} for {pos}"
+    if not (g.more or token in g.start["stop_ids"] or pos + 1 >= g.limit):
+        yield f"says id {token} at once, though a draft follows"
+    if event["bytes"]:
+        g.link.sent(g.now_s, 1)
+    g.refusals.said_at_once = bool(event["bytes"])
+
+
 def _reason(g: Generation, event: Event) -> Iterator[str]:
     """Why a DRAFT may be sent now, whether it asks as it should, and whether it takes what it should."""
     answers = g.before.get("kind") if g.before["event"] == "received" else None
     end, wanted = event["pos"] + len(event["ids"]), g.end
+    fresh = event["ids"][max(0, g.known - event["pos"]) :]
     if event["again"] or answers == "Resend":
         wanted = max(event["pos"], g.sent, g.nav[0] if g.nav else 0)
     if event["again"]:
         if answers != "Verdict" and g.before["event"] != "deadline":
             yield "asks for a repetition although no deadline passed and nothing is missing"
     elif answers != "Resend":
-        if event["pos"] != max(g.sent, g.known):
-            yield f"begins at {event['pos']}, what was not sent yet begins at {max(g.sent, g.known)}"
+        begin = g.known - 1 if g.refusals.unsaid else max(g.sent, g.known)
+        if event["pos"] != begin:
+            yield f"begins at {event['pos']}, what was not sent yet begins at {begin}"
         restated = g.nav is not None and not g.nav_said
-        chosen = g.nav is not None and not restated and event["ids"]
+        chosen = g.nav is not None and not restated and fresh
         if chosen and g.link.worth_sending(g.when_s, g.amount) is False:
             yield f"sends {g.amount} tokens ahead of a verdict that are not worth it, or too much for the link"
         if g.rule.asks and not (restated and g.nav is not None and end == g.nav[0]):
@@ -181,13 +217,15 @@ def _reason(g: Generation, event: Event) -> Iterator[str]:
             if g.start["trigger"] is not None or g.state != "run" or g.nav is not None or g.more:
                 yield "asks for verification although nothing triggered it"
             g.ask()
-        elif not event["nav"] and event["ids"] and not g.sends_due():
+        elif not event["nav"] and fresh and not g.sends_due():
             yield f"sends {len(event['ids'])} tokens that were not due"
         elif not event["nav"] and not event["ids"] and 2 * (g.known - g.told) < g.run_ahead:
             yield "sends an empty message that says nothing new"
+        elif not event["nav"] and event["ids"] and not fresh and not g.more and g.may_draft:
+            yield "says what was drawn anew, though a draft follows"
         if event["nav"] and g.nav is not None and not (restated and g.sends_due() and end == g.end):
             wanted = g.nav[0]
-        elif not event["ids"]:
+        elif not fresh:
             wanted = end
     if end != wanted:
         yield f"ends at {end}, wanted was {wanted}"
@@ -206,6 +244,7 @@ def _received(g: Generation, event: Event) -> Iterator[str]:
         g.limit, g.ahead, g.run_ahead = min(g.start["limit"], event["limit"]), event["draft_ahead"], event["run_ahead"]
     if own and event["kind"] == "Verdict":
         g.more = event["more"]
+        g.refusals.verdict(event, g.known)
         if event["counters"] and event["pos"] <= g.known:
             g.told_counters = [max(a, b) for a, b in zip(g.told_counters, event["counters"], strict=True)]
     yield from ()
@@ -225,10 +264,15 @@ def _turn(g: Generation, event: Event) -> Iterator[str]:
 def _committed(g: Generation, event: Event) -> Iterator[str]:
     if event["pos"] != g.known:
         yield f"commits from {event['pos']}, {g.known} ids are committed"
-    g.counts["rounds"] += 1
+    refusals = g.refusals
+    refused = refusals.redrawn is not None  # the branch is over, also if the same id was drawn
+    g.counts["rounds"] += not (refused and refusals.brought)
+    refusals.fresh = True
+    if refused:
+        yield from refusals.committed(event)
     accepted, rejected = 0, False
     for token, said in zip(event["ids"], event["accepted"], strict=True):
-        equal = bool(g.draft) and g.draft[0] == token
+        equal = bool(g.draft) and g.draft[0] == token and not refused
         if equal != said:
             yield f"id {token} at {g.known}: accepted is {said}, the draft was {g.draft}"
         if equal:
@@ -313,6 +357,14 @@ def _end(g: Generation, event: Event) -> Iterator[str]:
             yield f"{name} is {got}, recomputed {value}"
 
 
+def _refused(g: Generation, event: Event) -> Iterator[str]:
+    yield from g.refusals.refused(event, g.known, len(g.draft))
+
+
+def _redrawn(g: Generation, event: Event) -> Iterator[str]:
+    yield from g.refusals.drew(event, g.known)
+
+
 _STEPS: dict[str, Callable[[Generation, Event], Iterator[str]]] = {
     "drafted": _drafted,
     "trigger": _trigger,
@@ -322,6 +374,8 @@ _STEPS: dict[str, Callable[[Generation, Event], Iterator[str]]] = {
     "rollback": _turn,
     "retry": _turn,
     "committed": _committed,
+    "refused": _refused,
+    "redrawn": _redrawn,
     "plan": _plan,
     "thresholds": _thresholds,
     "estimate": _estimate,

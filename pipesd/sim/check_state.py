@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from pipesd.sim.check_refusals import Refusals
 from pipesd.sim.check_rules import DueRule, Event, LinkRule, TriggerRule
 
 LEAST_AHEAD = 16  # tokens ahead, of draft and of free run, until the cloud has granted more
@@ -42,6 +43,7 @@ class Generation:
     tried: bool = False  # what was due was given to the link, which did not take it
     late: int = 0  # tokens drafted since what is due could have gone
     before: Event = field(default_factory=dict)  # the last event
+    refusals: Refusals = field(default_factory=Refusals)
     openings: int = 0
     told_counters: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
     sums: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
@@ -63,7 +65,13 @@ class Generation:
         """Whether another token is of use, by the bounds."""
         ended = bool(self.draft) and self.draft[-1] in self.start["stop_ids"]
         full = len(self.draft) >= min(self.ahead, self.start["draft_ahead"]) or self.end >= self.limit - 1
-        return self.drafts and not full and not ended and (self.nav is None or self.start["waiting"] == "draft")
+        tested = self.start.get("tests", False)
+        leaves_it = tested and self.nav is not None and self.nav[0] <= self.nav[1]  # the cloud draws there
+        return (
+            self.drafts
+            and not (full or ended or leaves_it or self.refusals.pending)
+            and (self.nav is None or self.start["waiting"] == "draft")
+        )
 
     def promote(self, number: int) -> None:
         self.counts["promoted"] += number
@@ -78,6 +86,15 @@ class Generation:
         self.rule.asked(end)
         self.rule.held = False
         self.asked = True
+
+    def content(self, pos: int, end: int) -> list[int]:
+        """The ids from position `pos` to `end`: of the draft, or of it and the id before it that was drawn anew."""
+        before = self.ids[-1:] if pos == self.known - 1 and self.refusals.unheard else []
+        return before + self.draft[max(0, pos - self.known) : max(0, end - self.known)]
+
+    def confidence(self, drafted: Event) -> float:
+        """What the trigger takes for the confidence in a token."""
+        return float(drafted.get("margin", 0.0) if self.start.get("confidence") == "margin" else drafted["p_draft"])
 
     @property
     def amount(self) -> int:

@@ -112,13 +112,19 @@ def draft_of(law: KeyedDistribution, agreement: float, seed: int = 0) -> Blend:
 
 
 def sampled_continuation(
-    law: Distribution, prompt: Sequence[int], count: int, sampler: Sampler, end_ids: Iterable[int] = ()
+    law: Distribution,
+    prompt: Sequence[int],
+    count: int,
+    sampler: Sampler,
+    end_ids: Iterable[int] = (),
+    width: int | None = None,
 ) -> list[int]:
     """The `count` ids that a target of this law draws behind `prompt` by itself, or fewer when one of `end_ids` (kept)
-    comes first."""
+    comes first. `width`: of its rows of logits, where ids beyond those of the law may follow."""
+    width = width or law.width
     ends, text, state = frozenset(end_ids), list(prompt), state_of(prompt)
     while len(text) < len(prompt) + count:
-        choice = sampler.choose(law.row(state, law.width), len(text), text)
+        choice = sampler.choose(law.row(state, width), len(text), text)
         assert choice is not None, f"no id can be drawn behind {text}"
         text.append(choice.id)
         if choice.id in ends:
