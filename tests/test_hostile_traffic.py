@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from pipesd.core import Mode
 from pipesd.errors import ProtocolError
+from pipesd.policy.accept import Refused
 from pipesd.policy.batch_choices import greedy_choices
+from pipesd.policy.sampling import Method, Sampling
 from pipesd.protocol.actions import Action, Committed, Extend, Request, Rollback
 from pipesd.protocol.cloud_machine import CloudMachine
 from pipesd.protocol.cloud_session import CloudLimits
@@ -32,6 +34,7 @@ from pipesd.protocol.messages import (
 )
 from pipesd.protocol.vocabulary import digest
 from pipesd.protocol.wire import decode, encode
+from tests.model_target import ModelRefusal
 
 HASH = b"eight by"
 HONEST, HOSTILE = 1, (2, 3, 4)
@@ -48,24 +51,57 @@ sessions = st.sampled_from(HOSTILE)
 counters = st.none() | st.builds(Counters, *[st.integers(0, U32)] * 4)
 bases = positions.flatmap(lambda base: st.tuples(st.just(base), st.sampled_from([HASH, digest(()), digest((1,) * 3)])))
 
+TESTED = Sampling(temperature=1.0, method=Method.REJECTION, own_token=False)
+samplings = st.sampled_from(
+    [
+        None,
+        TESTED,
+        Sampling(temperature=1.0, method=Method.REJECTION),
+        Sampling(temperature=1.0, logit_bias=((9, 1.0),)),
+        Sampling(temperature=1.0, method=Method.REJECTION, logit_bias=((10, 1.0),)),
+    ]
+)
+numbers = st.none() | st.sampled_from([0, 1, 2, 5, U32])
+refusals = st.none() | st.builds(Refused, st.just(((4, 0.5), (5, 0.5))), numbers)
+
+
+def draft(
+    session: int, opening: int, epoch: int, pos: int, given: tuple[int, ...], *rest: Any, p: bool, **more: Any
+) -> Draft:
+    return Draft(session, opening, epoch, pos, given, *rest, p_draft=(0.5,) * len(given) if p else None, **more)
+
+
 to_cloud = st.one_of(
-    st.builds(Draft, sessions, openings, positions, positions, ids | few_ids, positions, flags, flags),
-    st.builds(Draft, sessions, openings, small, small, few_ids, small, flags, flags),
+    st.builds(draft, sessions, openings, positions, positions, ids | few_ids, positions, flags, flags, p=flags),
+    st.builds(draft, sessions, openings, small, small, few_ids, small, flags, flags, p=flags, tried=numbers),
     st.builds(
-        lambda session, opening, base, given, limit, stop_ids, mode: Open(
-            session, opening, base[0], base[1], given, limit, stop_ids, None, 0, mode, HASH, HASH
+        lambda session, opening, base, given, limit, stop_ids, sampling, mode: Open(
+            session, opening, base[0], base[1], given, limit, stop_ids, sampling, 0, mode, HASH, HASH
         ),
-        sessions, openings, bases, ids | few_ids, positions, few_ids, st.sampled_from(Mode),
+        sessions, openings, bases, ids | few_ids, positions, few_ids, samplings, st.sampled_from(Mode),
     ),
     st.builds(Cancel, sessions, openings),
     st.builds(Close, sessions, openings),
 )  # fmt: skip
 to_edge = st.one_of(
     st.builds(Verdict, st.just(HONEST), openings, positions, positions, ids | few_ids, flags, flags, counters),
+    st.builds(
+        lambda opening, epoch, pos, given, refused: Verdict(
+            HONEST, opening, epoch, pos, given, False, refused is not None, None, refused
+        ),
+        st.integers(1, 2),
+        small,
+        st.integers(2, 6),
+        few_ids.map(lambda given: given[:2]),
+        refusals,
+    ),
     st.builds(Opened, st.just(HONEST), openings, positions, positions, positions, positions),
     st.builds(Resend, st.just(HONEST), openings, positions, positions),
     st.builds(Error, st.just(HONEST), openings, st.sampled_from(ErrorCode), st.just("why"), st.integers(0, U32)),
 )
+
+
+EVENTS = ["draw", "ask", "send", "settle", "deadline", "reopen", "stop_drafting", "redrawn", "ask_more"]
 
 
 class Bench:
@@ -90,6 +126,9 @@ class Bench:
             assert len(cache) <= LIMITS.context and all(token < LIMITS.vocabulary_size for token in cache)
             ids = [(token + 1) % LIMITS.vocabulary_size for token in cache[len(cache) - work.rows :]]
             (choices,) = greedy_choices([(work.slot, work.ids, work.rows)], [ids])
+            if choices.accepted < work.rows - 1 and work.draw is not None and work.draw.sampler.sampling.tests:
+                assert len(work.draw.p_draft) == work.rows - 1
+                choices = choices._replace(refusal=ModelRefusal(0, (), 10, frozenset(), True))
             messages += self._checked(self.machine.done(work, choices, 0.001, self.now_s))
         return messages
 
@@ -198,9 +237,10 @@ def test_a_prompt_that_takes_longer_than_the_idle_limit_is_not_idle() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(to_edge | st.sampled_from(["draw", "ask", "send", "settle", "deadline", "reopen"]), max_size=40), flags)
-def test_no_cloud_can_break_the_edge_or_take_back_an_id(events: list[Any], ahead: bool) -> None:
-    """A cloud may commit what it likes, but what was given to the user stays; at worst the edge says what is wrong."""
+@given(st.lists(to_edge | st.sampled_from(EVENTS), max_size=40), flags, flags)
+def test_no_cloud_can_break_the_edge_or_take_back_an_id(events: list[Any], ahead: bool, tested: bool) -> None:
+    """A cloud may commit and refuse what it likes, but what was given to the user stays; at worst the edge says what is
+    wrong."""
     edge = EdgeMachine(HONEST, 20)
     mirror, shown = [1, 2], [1, 2]
 
@@ -216,13 +256,17 @@ def test_no_cloud_can_break_the_edge_or_take_back_an_id(events: list[Any], ahead
         assert edge.committed == shown and mirror == shown + edge.draft
         assert len(edge.draft) <= 20 and len(shown) <= 30
 
-    request = Request(30, frozenset({9}), Mode.NAV, 0, HASH, HASH, 1)
+    request = Request(30, frozenset({9}), Mode.NAV, 0, HASH, HASH, 1, TESTED if tested else None)
     perform(edge.generate(0, [1, 2], request, drafts=True, ahead=ahead))
     for event in events:
         if event == "draw":
             if edge.may_draft:
-                edge.drafted(len(mirror) % 9)
+                edge.drafted(len(mirror) % 9, 0.5)
                 mirror.append(len(mirror) % 9)
+        elif event == "redrawn":
+            perform(edge.redrawn(len(mirror) % 7))
+        elif event == "ask_more":
+            perform(edge.ask_more(2))
         elif isinstance(event, str):
             perform(getattr(edge, event)())
         else:

@@ -452,15 +452,14 @@ class EdgeMachine:
         self._hole = False
         if message.counters is not None:  # those behind a hole count what may be verified once more elsewhere
             self._counts.hear(message.counters)
-        before = len(self.committed)
+        before, at, refused = len(self.committed), message.pos + len(message.ids), message.refused
+        if refused is not None and not (self._tests and at < self.end):
+            raise ProtocolError(f"the cloud refused a draft token at position {at}, where it was to test none")
         actions = self._commit(message.pos, message.ids, self._logprobs(message))
-        at, refused = len(self.committed), message.refused
-        if refused is not None and self.running and at == message.pos + len(message.ids):
-            if not (self._tests and self.draft):
-                raise ProtocolError(f"the cloud refused a draft token at position {at}, where it was to test none")
-            if self._redraw.answers(refused):
-                self._redraw.begin(brought=at > before)
-                actions.append(Redraw(at, refused))
+        awaited = at == len(self.committed) and self.draft and self.running
+        if refused is not None and awaited and self._redraw.answers(refused):
+            self._redraw.begin(brought=at > before)
+            actions.append(Redraw(at, refused))
         return actions
 
     def _logprobs(self, message: Verdict) -> tuple[Logprobs, ...]:
