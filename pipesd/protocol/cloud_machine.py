@@ -51,6 +51,7 @@ from __future__ import annotations
 from pipesd.core import Mode, common_prefix
 from pipesd.policy.accept import Choices, Draw
 from pipesd.policy.sampler import Sampler
+from pipesd.protocol.cloud_comparing import error, take_choices, take_draft
 from pipesd.protocol.cloud_session import CloudLimits, CloudSession, Work
 from pipesd.protocol.fields import U32
 from pipesd.protocol.messages import (
@@ -109,7 +110,7 @@ class CloudMachine:
         if isinstance(message, Draft):
             if s is None or message.opening > s.opening:
                 text = "no such session here" if s is None else "no such opening here"
-                return [_error(message, ErrorCode.UNKNOWN, text)]
+                return [error(message, ErrorCode.UNKNOWN, text)]
             if message.opening < s.opening:
                 return []
             s.heard_s = now_s
@@ -137,7 +138,7 @@ class CloudMachine:
             kept = s.committed[: m.base]
         length = len(kept) + len(m.ids)
         if length == 0:
-            return [_error(m, ErrorCode.MALFORMED, "an opening needs at least one id")]
+            return [error(m, ErrorCode.MALFORMED, "an opening needs at least one id")]
         biased = () if m.sampling is None else (token for token, _ in m.sampling.logit_bias)
         outside = [token for token in (*m.ids, *biased) if token >= self.limits.vocabulary_size]
         if outside:
@@ -145,14 +146,14 @@ class CloudMachine:
         if length >= self.limits.context or m.limit <= length:
             bound = min(self.limits.context, m.limit)
             what = "the target's context" if bound == self.limits.context else "the limit"
-            return [_error(m, ErrorCode.LIMIT, f"the prompt has {length} ids, {what} is {bound}: shorten the prompt")]
+            return [error(m, ErrorCode.LIMIT, f"the prompt has {length} ids, {what} is {bound}: shorten the prompt")]
         replies: list[Message] = []
         if s is None:
             if not self._free_slots:
                 evicted = self._evict(now_s)
                 if evicted is None:
                     text = f"all {self.limits.max_sessions} sessions of this worker are in use"
-                    return [_error(m, ErrorCode.FULL, text, self.limits.full_retry_ms)]
+                    return [error(m, ErrorCode.FULL, text, self.limits.full_retry_ms)]
                 replies.append(evicted)
             s = self._sessions[m.session] = CloudSession(m.session, self._free_slots.pop(), m.opening, now_s)
         fresh = CloudSession(m.session, s.slot, m.opening, now_s)
@@ -170,7 +171,7 @@ class CloudMachine:
     def _draft(self, s: CloudSession, m: Draft, now_s: float) -> list[Message]:
         length = len(s.committed)
         if m.known > length + (s.refusal is not None):
-            return [_error(m, ErrorCode.UNKNOWN, f"{m.known} ids are known at the edge, {length} here")]
+            return [error(m, ErrorCode.UNKNOWN, f"{m.known} ids are known at the edge, {length} here")]
         outside = [token for token in m.ids if token >= self.limits.vocabulary_size]
         if outside:
             s.ended = True
@@ -178,7 +179,7 @@ class CloudMachine:
         if m.ids and s.tests and (m.p_draft is None or s.tells_logprobs):
             s.ended = True
             why = "no log-probabilities, which go with none" if s.tells_logprobs else "p_draft"
-            return [_error(m, ErrorCode.MALFORMED, f"draft tokens that are tested need {why}")]
+            return [error(m, ErrorCode.MALFORMED, f"draft tokens that are tested need {why}")]
         drawn = m.known > length and not s.ended and m.pos <= length < m.pos + len(m.ids)
         if drawn and s.ends_with(m.ids[length - m.pos], now_s):
             return []
@@ -191,57 +192,8 @@ class CloudMachine:
         return replies + self._take(s, m, now_s)
 
     def _take(self, s: CloudSession, m: Draft, now_s: float) -> list[Message]:
-        """Compare the draft by position, and keep what lies beyond the committed length."""
-        after = m.pos + len(m.ids)
-        if m.epoch < s.epoch or (m.epoch == s.epoch and s.dead) or s.ended:
-            same = m.epoch == s.epoch
-            s.stale += max(0, after - max(m.pos, s.end)) if same else len(m.ids)
-            s.end = max(s.end, after) if same else s.end
-            return []
-        if m.epoch > s.epoch:
-            s.drop_draft()
-            s.epoch, s.dead, s.hole_asked = m.epoch, False, False
-            s.want = s.want_end = 0
-            s.end = min(m.known, len(s.committed))
-        s.end = max(s.end, min(m.known, len(s.committed)))
-        if m.nav:
-            if not s.owed:
-                s.owed_since_s = now_s
-            s.want = min(s.limit, max(s.want, after, m.known + 1))
-            s.want_end = min(s.limit - 1, max(s.want_end, after))
-        if m.pos > s.end:
-            if s.hole_asked and not (m.nav or m.again):
-                return []
-            s.hole_asked = True
-            return [Resend(s.session, s.opening, s.epoch, s.end)]
-        s.hole_asked = False
-        length = len(s.committed)
-        for p, token in enumerate(m.ids, m.pos):
-            seen = p < s.end
-            if p < length:
-                s.verified += not seen
-                if token != s.committed[p]:
-                    s.kill_branch()
-                    s.stale += max(0, after - max(p + 1, s.end))
-                    s.end = max(s.end, after)
-                    return []
-            elif p - length < len(s.draft):
-                if token != s.draft[p - length]:
-                    s.ended = True
-                    return [_error(m, ErrorCode.MALFORMED, f"two ids were drafted for position {p} in one epoch")]
-            elif p >= s.limit - 1:
-                s.stale += not seen
-            elif len(s.draft) >= self.limits.draft_ahead:
-                s.ended = True
-                bound = self.limits.draft_ahead
-                return [_error(m, ErrorCode.LIMIT, f"more than {bound} draft tokens are ahead of the verdict")]
-            else:
-                s.draft.append(token)
-                if s.tests:
-                    assert m.p_draft is not None
-                    s.p_draft.append(m.p_draft[p - m.pos])
-        s.end = max(s.end, after)
-        return []
+        reply = take_draft(s, m, self.limits.draft_ahead, now_s)
+        return [] if reply is None else [reply]
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
@@ -275,40 +227,13 @@ class CloudMachine:
             self._prefills += 1
             s.cached += len(work.ids)
             return self._open_if_ready(s)
-        drafted, accepted = work.ids[1:], choices.accepted
-        assert list(drafted) == s.draft[: len(drafted)] and len(choices.ids) == work.rows
         was_owed = s.owed
         s.passes += 1
-        s.verified += len(drafted)
-        length, new = len(s.committed), drafted[:accepted]
-        after = length + accepted
-        wanted = not s.tests_all or s.want_end <= after < s.want
-        own = choices.refusal is None and (accepted < len(drafted) or wanted)
-        if own:
-            new += (choices.ids[accepted],)
-        room = s.limit - length
-        stop = next((i + 1 for i, token in enumerate(new) if token in s.stop_ids), room)
-        new = new[: min(room, stop)]
-        broken = bool(new) and new[-1] < 0
-        s.ended = broken or stop < room or len(new) == room
-        s.committed += new[: len(new) - broken]
-        s.cached = len(s.committed) - 1
-        if choices.logprobs is not None:
-            s.logprobs += choices.logprobs[: len(new) - broken]
-        del s.draft[: len(drafted)], s.p_draft[: len(drafted)]
-        if choices.refusal is not None and not s.ended:
-            s.refuse(choices.refusal)
-        elif s.ended or accepted < len(drafted):
-            s.kill_branch()
-        elif own and s.draft:
-            s.verified += 1
-            del s.p_draft[:1]
-            if s.draft.pop(0) != new[-1]:
-                s.kill_branch()
+        finite = take_choices(s, work.ids[1:], choices)
         s.busy_s += (now_s - s.owed_since_s) if was_owed else elapsed_s
         s.owed_since_s = now_s
         replies = self._say(s, counters=was_owed)
-        if broken:
+        if not finite:
             text = f"the target gave logits that are not finite behind position {len(s.committed) - 1}"
             replies.append(Error(s.session, s.opening, ErrorCode.INTERNAL, text, 0))
         return replies
@@ -379,8 +304,4 @@ class CloudMachine:
 
     def _outside(self, m: Open | Draft, token: int) -> Message:
         text = f"id {token} is outside the target's vocabulary of {self.limits.vocabulary_size}"
-        return _error(m, ErrorCode.MALFORMED, text)
-
-
-def _error(m: Message, code: ErrorCode, text: str, retry_ms: int = 0) -> Message:
-    return Error(m.session, m.opening, code, text, retry_ms)
+        return error(m, ErrorCode.MALFORMED, text)
