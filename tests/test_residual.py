@@ -67,6 +67,11 @@ class Outcome:
         return float(np.minimum(self.p, self.q).sum())
 
     @property
+    def chance(self) -> float:
+        """Four standard deviations of the share accepted."""
+        return 4 * math.sqrt(self.overlap * (1 - min(1.0, self.overlap)) / self.counts.sum())
+
+    @property
     def astray(self) -> float:
         """The total variation between what was drawn and the target's law."""
         return float(np.abs(self.counts / self.counts.sum() - self.p).sum() / 2)
@@ -87,7 +92,7 @@ RNG = np.random.default_rng(3)
 TARGET = (RNG.normal(size=10) * 1.3).astype(np.float32)
 DRAFTS = {
     "good": TARGET + (RNG.normal(size=10) * 0.4).astype(np.float32),
-    "bad": (RNG.normal(size=10) * 2.0).astype(np.float32),
+    "bad": TARGET * np.float32(0.3) + (RNG.normal(size=10) * 1.2).astype(np.float32),
     "blind": np.where(np.arange(10) < 5, -np.inf, 0).astype(np.float32),
     "the target's": TARGET,
 }
@@ -96,7 +101,7 @@ DRAFTS = {
 def test_the_output_has_the_target_s_law_and_acceptance_is_the_overlap() -> None:
     found = Outcome(TARGET, DRAFTS["bad"], {"temperature": 0.8, "top_p": 0.9}, draws=40_000)
     assert found.misfit > 0.001
-    assert found.accepted == pytest.approx(found.overlap, abs=0.01)
+    assert found.accepted == pytest.approx(found.overlap, rel=0.01)
 
 
 OPTIONS = [
@@ -113,7 +118,7 @@ OPTIONS = [
 def test_the_output_has_the_target_s_law_with_every_option_and_draft(options: dict[str, Any], draft: str) -> None:
     found = Outcome(TARGET, DRAFTS[draft], options)
     assert found.misfit > 0.0005  # of 72 such tests
-    assert found.accepted == pytest.approx(found.overlap, rel=0.01)
+    assert found.accepted == pytest.approx(found.overlap, rel=0.01, abs=found.chance)
 
 
 @pytest.fixture
@@ -135,7 +140,7 @@ def test_proposals_give_the_target_s_law_too() -> None:
 def test_proposals_give_the_target_s_law_with_every_draft(options: dict[str, Any], draft: str) -> None:
     found = Outcome(TARGET, DRAFTS[draft], options)
     assert found.misfit > 0.0005
-    assert found.accepted == pytest.approx(found.overlap, rel=0.01)
+    assert found.accepted == pytest.approx(found.overlap, rel=0.01, abs=found.chance)
 
 
 # Rules that are broken must show: without this the tests above might pass for whatever is drawn.
@@ -240,5 +245,16 @@ def test_laws_are_kept_until_their_position_is_decided() -> None:
     assert sorted(one._laws) == [2, 3]
     bad = TARGET.copy()
     bad[0] = math.nan
-    assert one.choose(bad, 4, ()) is None
-    assert sorted(one._laws) == [2, 3]
+    assert one.choose(bad, 3, ()) is None
+    assert sorted(one._laws) == [2]
+
+
+def test_a_token_that_was_taken_without_a_draw_was_certain() -> None:
+    law = Sampler(Sampling(temperature=1.0), 0).law(TARGET, ())
+    assert law is not None
+    pairs = tuple((token, law.probability(token)) for token in range(10))
+    for seed in range(50):
+        one = Proposals(Sampler(Sampling(temperature=1.0, method=Method.REJECTION), seed))
+        assert one.choose(np.full(10, math.nan, np.float32), 0, ()) is None
+        assert one.p_sent(0, 9) == 1.0
+        assert one.redraw(0, Refused(pairs), 0) != 9  # p·1 of it was accepted, nothing is left

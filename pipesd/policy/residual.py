@@ -49,13 +49,12 @@ class Proposals:
         return choice
 
     def p_sent(self, position: int, token: int) -> float:
-        """The probability to send with a token that was drafted at `position`. Where no law could be made of the row it
-        was not drawn but certain."""
-        if position not in self._laws:
-            import numpy as np
+        """The probability to send with a token that was drafted at `position`: 1 where nothing could be drawn, so that
+        it was taken for certain."""
+        import numpy as np
 
-            self._laws[position] = Law(np.array([token]), np.ones(1, np.float32), 1.0)
-        return rounded_up(self._laws[position].probability(token))
+        law = self._laws.setdefault(position, Law(np.array([token]), np.ones(1, np.float32), 1.0))
+        return rounded_up(law.probability(token))
 
     def forget(self, position: int) -> None:
         """Nothing is drafted from `position` on any more."""
