@@ -110,10 +110,11 @@ class KeepsTheRefusal(EdgeMachine):
 class WantsNoTokenOfTheClouds(EdgeMachine):
     """Not even when it stops drafting."""
 
-    @property
-    def _sampling(self) -> Any:
-        assert self._request is not None
-        return self._request.sampling
+    def _open(self, base: int) -> list[Action]:
+        drafts, self._drafts = self._drafts, True
+        actions = super()._open(base)
+        self._drafts = drafts
+        return actions
 
 
 class CountsNoRefusal(EdgeMachine):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pipesd.core import FinishReason, Logprobs, Mode
 from pipesd.policy.accept import Refused
 from pipesd.policy.sampling import Sampling
-from pipesd.protocol.messages import ErrorCode, Message
+from pipesd.protocol.messages import ErrorCode, Message, Open
+from pipesd.protocol.vocabulary import digest
 
 
 class Send(NamedTuple):
@@ -86,3 +88,23 @@ class Request:
     vocabulary_hash: bytes
     major: int
     sampling: Sampling | None = None
+
+    def opening(self, session: int, number: int, committed: Sequence[int], base: int, *, drafts: bool) -> Open:
+        """The OPEN of that number, behind `committed` ids of which the cloud is to prove the first `base`. Where
+        nothing is drafted, no token of the cloud's own can bend a test: it may put them everywhere."""
+        sampling = self.sampling
+        return Open(
+            session=session,
+            opening=number,
+            base=base,
+            digest=digest(committed[:base]),
+            ids=tuple(committed[base:]),
+            limit=self.limit,
+            stop_ids=tuple(sorted(self.stop_ids)),
+            sampling=sampling if sampling is None or drafts else replace(sampling, own_token=True),
+            seed=self.seed,
+            mode=self.mode,
+            model_fingerprint=self.model_fingerprint,
+            vocabulary_hash=self.vocabulary_hash,
+            major=self.major,
+        )

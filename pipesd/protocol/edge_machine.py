@@ -61,24 +61,20 @@ from enum import Enum
 
 from pipesd.core import LEAST_AHEAD, FinishReason, Logprobs, Mode
 from pipesd.errors import ProtocolError
-from pipesd.metrics import Tally
-from pipesd.policy.sampling import Sampling
-from pipesd.protocol.actions import Action, Committed, Done, Extend, Fail, Redraw, Request, Retry, Rollback, Send
+from pipesd.protocol.actions import Action, Committed, Done, Extend, Fail, Redraw, Request, Retry, Send
+from pipesd.protocol.edge_branch import EdgeBranch
 from pipesd.protocol.edge_counts import EdgeCounts
 from pipesd.protocol.messages import (
     Cancel,
     Close,
-    Draft,
     Error,
     ErrorCode,
     Message,
-    Open,
     Opened,
     Resend,
     Verdict,
 )
 from pipesd.protocol.redrawing import Redrawing
-from pipesd.protocol.vocabulary import digest
 
 FIRST_REST_S, MOST_REST_S = 0.1, 5.0  # before opening again where nothing was committed since the last time
 MOST_UNKNOWN = 16  # how often a cloud may forget a session without a new id: about a minute
@@ -93,34 +89,21 @@ class State(Enum):
     DONE = "done"
 
 
-class EdgeMachine:
+class EdgeMachine(EdgeBranch):
     """One session as the edge sees it. Drive it with `generate`, `receive`, `drafted`, `redrawn`, `ask_more`, `send`,
     `ask`, `settle`, `deadline`, `reopen`, `stop_drafting`, `resume_drafting`, `cancel`; perform what they return, in
     order."""
 
     def __init__(self, session: int, draft_ahead: int) -> None:
-        self.session = session
+        super().__init__(session)
         self.state = State.IDLE
-        self.committed: list[int] = []
-        self.draft: list[int] = []
-        self.p_sent: list[float] = []  # of each of `draft`, where it is tested
-        self.opening = 0
-        self.epoch = 0
-        self.sent = 0
-        self.nav: tuple[int, int] | None = None
         self.more = False
-        self._counts = EdgeCounts()
-        self._redraw = Redrawing()
         self._draft_ahead_wanted = draft_ahead
         self._draft_ahead = draft_ahead
         self._run_ahead = 0
         self._limit = 0
-        self._request: Request | None = None
         self._drafts = False
         self._ahead = False
-        self._told = 0  # the last `known` that was said
-        self._hole = False  # a verdict beyond the committed length was seen and its repeat asked for
-        self._nav_said = False  # the NAV that is outstanding was given to this opening's link
         self._base = 0  # how many committed ids the cloud can be asked to prove
         self._proved = 0  # how many of them this opening asks it to
         self._unknown = 0  # how often the cloud knew nothing of the session since the last commit
@@ -132,11 +115,6 @@ class EdgeMachine:
         return self.state in (State.OPENING, State.WAITING, State.RUN)
 
     @property
-    def tally(self) -> Tally:
-        """Counts of this generation."""
-        return self._counts.tally
-
-    @property
     def awaits(self) -> bool:
         """Whether the cloud owes an answer."""
         return self.nav is not None or self.more or self._redraw.tried is not None
@@ -145,12 +123,6 @@ class EdgeMachine:
     def redrawing(self) -> bool:
         """Whether a draft token was refused and what stands there is still to be drawn."""
         return self._redraw.pending
-
-    @property
-    def _tests(self) -> bool:
-        """Whether draft tokens are tested against a random number."""
-        assert self._request is not None
-        return self._request.sampling is not None and self._request.sampling.tests
 
     @property
     def _talks(self) -> bool:
@@ -183,11 +155,6 @@ class EdgeMachine:
         """Whether nothing can be done any more but to ask for verification, or for one token."""
         idle = self.state is State.RUN and self.nav is None and not self.may_draft and not self._redraw.pending
         return idle and (bool(self.draft) or not self.more)
-
-    @property
-    def end(self) -> int:
-        """Position behind the draft."""
-        return len(self.committed) + len(self.draft)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -295,16 +262,6 @@ class EdgeMachine:
             return [self._draft(self.sent, self.sent, nav=False)]
         return []
 
-    def not_sent(self, message: Message) -> None:
-        """The link did not take `message`: what it carried is still to be said. A lost OPEN waits for its deadline."""
-        if isinstance(message, Draft) and (message.opening, message.epoch) == (self.opening, self.epoch):
-            self.sent = max(len(self.committed), min(self.sent, message.pos))
-            self._nav_said = self._nav_said and not message.nav
-            self._hole = self._hole and not message.again
-            self._told = 0
-            self._redraw.unsaid |= self._redraw.unheard and message.pos < len(self.committed)
-            self._redraw.asked = self._redraw.asked and message.tried is None
-
     def deadline(self) -> list[Action]:
         """Nothing was heard of this opening for too long."""
         if self.state is State.OPENING:
@@ -368,60 +325,8 @@ class EdgeMachine:
         self._hole = False
         self._base, self._proved = 0, base
         self._run_ahead = LEAST_AHEAD
-        return [
-            *actions,
-            Send(
-                Open(
-                    session=self.session,
-                    opening=self.opening,
-                    base=base,
-                    digest=digest(self.committed[:base]),
-                    ids=tuple(self.committed[base:]),
-                    limit=request.limit,
-                    stop_ids=tuple(sorted(request.stop_ids)),
-                    sampling=self._sampling,
-                    seed=request.seed,
-                    mode=request.mode,
-                    model_fingerprint=request.model_fingerprint,
-                    vocabulary_hash=request.vocabulary_hash,
-                    major=request.major,
-                )
-            ),
-        ]
-
-    @property
-    def _sampling(self) -> Sampling | None:
-        """The options of this opening: where nothing is drafted, no token of the cloud's own can bend a test."""
-        assert self._request is not None
-        sampling = self._request.sampling
-        return sampling if sampling is None or self._drafts else replace(sampling, own_token=True)
-
-    def _repeat(self, start: int, *, again: bool) -> Send:
-        """What was sent from `start` on, and what a NAV asks for, once more."""
-        start = max(start, len(self.committed) - self._redraw.unheard)
-        end = self.sent if self.nav is None else max(self.sent, self.nav[0])
-        return self._draft(start, max(start, end), nav=self.nav is not None, again=again)
-
-    def _draft(self, start: int, end: int, *, nav: bool, again: bool = False) -> Send:
-        """A DRAFT of positions `start` to `end`; it carries a NAV, or a redrawn id, that is still to be said."""
-        known = len(self.committed)
-        if self._redraw.unsaid:
-            start, self._redraw.unsaid = known - 1, False
-        nav = nav or (self.nav is not None and not self._nav_said)
-        self._nav_said = self._nav_said or nav
-        behind = slice(max(start - known, 0), max(end - known, 0))
-        redrawn = self.committed[start:known]
-        ids, p_draft = (*redrawn, *self.draft[behind]), None
-        if ids and self._tests:
-            p_draft = (*(1.0 for _ in redrawn), *self.p_sent[behind])
-        self.sent = max(self.sent, end)
-        self._told = known
-        return Send(Draft(self.session, self.opening, self.epoch, start, ids, known, nav, again, p_draft))
-
-    def _ask_more(self) -> Send:
-        known = self._told = len(self.committed)
-        tried, self._redraw.asked = self._redraw.tried, True
-        return Send(Draft(self.session, self.opening, self.epoch, known, (), known, again=True, tried=tried))
+        opening = request.opening(self.session, self.opening, self.committed, base, drafts=self._drafts)
+        return [*actions, Send(opening)]
 
     def _opened(self, message: Opened) -> list[Action]:
         self._run()
@@ -523,25 +428,6 @@ class EdgeMachine:
         if token in self._request.stop_ids:
             return "stop"
         return "length" if len(self.committed) >= self._limit else None
-
-    def _lose_branch(self) -> list[Action]:
-        actions = self._shorten(0)
-        self._counts.lost()
-        self.epoch += 1
-        self.nav = None
-        return actions
-
-    def _shorten(self, length: int) -> list[Action]:
-        """Drop the draft beyond `length` tokens."""
-        if len(self.draft) <= length:
-            return []
-        pos = len(self.committed) + length
-        self._counts.dropped(pos, self.end)
-        del self.draft[length:], self.p_sent[length:]
-        self.sent = min(self.sent, pos)
-        if self.nav is not None:
-            self.nav = (min(self.nav[0], pos), self.nav[1])
-        return [Rollback(pos)]
 
     def _finish(self, reason: FinishReason) -> list[Action]:
         actions = self._shorten(0)
