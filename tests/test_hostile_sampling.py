@@ -145,7 +145,7 @@ def test_an_edge_that_asks_for_the_last_proposals_of_all_gets_an_answer_that_can
     assert isinstance(cloud.said[-1], Verdict | Error)
 
 
-@pytest.mark.parametrize(("epoch", "known"), [(0, 4), (1, 5), (1, TOP), (TOP, 5)])
+@pytest.mark.parametrize(("epoch", "known"), [(0, 5), (1, 5), (1, TOP), (TOP, 5)])
 def test_an_edge_that_claims_more_than_the_draw_that_is_awaited_is_unknown(epoch: int, known: int) -> None:
     cloud = refusing_cloud()
     cloud.hear(Draft(5, 1, epoch, 3, (9,), known, p_draft=(1.0,)))
