@@ -68,6 +68,7 @@ def test_seeds(cloud: Serving, strategy: str) -> None:
         assert run((1 << 64) - 1)[1] != run(0)[1]
 
 
+@pytest.mark.slow
 def test_the_same_ids_with_every_strategy_through_crashes_and_in_other_processes(tmp_path: Path) -> None:
     options: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "presence_penalty": 0.3, "seed": 12}
     wanted = alone(TARGET, 100, **options)
