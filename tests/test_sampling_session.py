@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -13,12 +14,15 @@ import pytest
 from clouds import PROMPT, CloudProcess, FakeCloud, Serving, at_once, edge, ids_of, serving, wait_until
 from sampled import DRAFT, PROMPT_IDS, TARGET, WIDTH, alone, sampling_edge
 
+from pipesd.config import EdgeConfig
+from pipesd.edge.aio import AsyncEdgeSession
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import Refused, UsageError
 from pipesd.protocol.messages import ErrorCode, Hello, Message, Probe, Probed, ProbeStatus, Welcome
 from pipesd.protocol.vocabulary import vocabulary_hash
 from pipesd.sim.check import check_file
 from pipesd.sim.distributions import TableDistribution
+from pipesd.sim.drafters import ScriptedDrafter
 from pipesd.sim.tokeniser import ByteTokeniser, byte_vocabulary
 
 DRAFTING = ("pipesd", "vanilla", "hsl", "edgellm", "auto")
@@ -217,6 +221,21 @@ def test_logprobs_come_with_their_ids_and_end_with_them(cloud: Serving) -> None:
             assert session.logprobs == said[: len(session.token_ids)]
             list(session.generate(PROMPT, max_tokens=3, temperature=1.0))
             assert session.logprobs == ()
+
+
+def test_the_session_for_asyncio_passes_all_on(cloud: Serving) -> None:
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 9, "logprobs": 2, "logit_bias": {101: 1.0}}
+
+    async def body() -> tuple[list[int], tuple[Any, ...], int | None]:
+        config = EdgeConfig(cloud=cloud.address, strategy="vanilla")
+        session = AsyncEdgeSession(config, drafter=ScriptedDrafter(DRAFT), tokeniser=ByteTokeniser())
+        async with session:
+            pieces = session.generate(PROMPT, max_tokens=20, **options)
+            ids = [token async for piece in pieces for token in piece.token_ids]
+            return ids, session.logprobs, session.seed
+
+    ids, logprobs, seed = asyncio.run(body())
+    assert (ids, seed, len(logprobs)) == (alone(TARGET, 20, **options), 9, 20)
 
 
 # ---- what triggers see

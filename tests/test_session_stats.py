@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from clouds import LAW, Serving, edge, ids_of, recorded, said, serving
 from pipesd.config import EdgeConfig
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import UsageError
+from pipesd.metrics import Meter, Tally, summary
 from pipesd.sim.check import check_file
 from pipesd.sim.drafters import Agreement, DraftScript, ScriptedDrafter
 from pipesd.sim.tokeniser import ByteTokeniser
@@ -51,6 +53,14 @@ def test_nothing_drafted_is_none_and_not_a_number_that_is_none(cloud: Serving) -
     assert [stats[n] for n in ("acceptance_rate", "acceptance_per_token", "gamma_ms")] == [None] * 3
     assert stats["acceptance_by_position"] == [] and stats["drafted"] == 0
     assert "NaN" not in json.dumps(stats) and stats["target_passes"] == 10
+
+
+def test_every_statistic_is_explained() -> None:
+    """Each name stands in the first column of the page's first table."""
+    page = (Path(__file__).parents[1] / "docs" / "statistics.md").read_text(encoding="utf-8").split("## Event logs")[0]
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
+    explained = {name for row in rows for name in re.findall(r"`(\w+)`", "".join(row[1:]))}
+    assert not summary(Tally(), Meter(0.0)).keys() - explained
 
 
 def test_statistics_of_a_session_that_never_generated(cloud: Serving) -> None:

@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
-from pipesd.config import BATCHINGS, TRIGGERS, EdgeConfig
+from pipesd.config import BATCHINGS, CONFIDENCES, TRIGGERS, EdgeConfig, GenerateConfig
 from pipesd.core import Mode
 from pipesd.errors import UsageError
-from pipesd.policy.strategy import FIRST, PRESETS, make_strategy, make_trigger, without_effect
+from pipesd.policy.strategy import (
+    FIRST,
+    PRESETS,
+    check_together,
+    idle_options,
+    make_strategy,
+    make_trigger,
+    without_effect,
+)
 
 DRAFTING = [name for name, preset in PRESETS.items() if preset.drafts]
 
@@ -57,11 +65,45 @@ def test_a_threshold_is_that_of_the_trigger_unless_it_is_given(trigger: str) -> 
         ({"strategy": "hsl", "link_model": "hockney"}, ("link_model",)),
         ({"strategy": "hsl", "link_model": "hockney", "batching": "dp"}, ()),
         ({"strategy": "cloud", "batching": "dp", "threads": 2}, ("batching", "threads")),
+        ({"confidence": "margin"}, ()),
+        ({"trigger": "gain", "confidence": "margin"}, ()),
+        ({"trigger": "entropy", "confidence": "margin"}, ("confidence",)),
+        ({"strategy": "vanilla", "confidence": "margin"}, ("confidence",)),
+        ({"strategy": "cloud", "confidence": "margin"}, ("confidence",)),
         ({"strategy": "local", "trigger": "gain", "connect_s": 1.0, "threads": 2}, ("connect_s", "trigger")),
     ],
 )
 def test_options_that_change_nothing_are_named(options: dict[str, Any], idle: tuple[str, ...]) -> None:
     assert sorted(without_effect(EdgeConfig(**options))) == sorted(idle)
+
+
+def test_other_thresholds_are_learnt_for_the_margin() -> None:
+    keys = {make_strategy(EdgeConfig(confidence=name)).key for name in CONFIDENCES}
+    assert len(keys) == len(CONFIDENCES) and "dual dp draft" in keys, "what was learnt before stays known"
+
+
+@pytest.mark.parametrize("strategy", PRESETS)
+def test_log_probabilities_are_refused_where_nobody_has_them(strategy: str) -> None:
+    made = make_strategy(EdgeConfig(strategy=strategy))
+    for sampling in ("noise", "rejection"):
+        for temperature in (0.0, 0.5):
+            options = GenerateConfig(sampling=sampling, temperature=temperature, logprobs=0)
+            tested = made.drafts and temperature > 0 and sampling == "rejection"
+            if strategy == "local" or tested:
+                with pytest.raises(UsageError, match=r"^logprobs "):
+                    check_together(made, options)
+            else:
+                check_together(made, options)
+    check_together(made, GenerateConfig(sampling="rejection", temperature=1))
+
+
+@pytest.mark.parametrize("strategy", PRESETS)
+def test_methods_without_effect_are_named_where_nothing_is_drafted(strategy: str) -> None:
+    made = make_strategy(EdgeConfig(strategy=strategy))
+    named = [] if made.drafts else ["sampling", "top_mass"]
+    assert idle_options(made, GenerateConfig(temperature=1, sampling="picospec", top_mass=1)) == named
+    assert idle_options(made, GenerateConfig(sampling="picospec", top_mass=1)) == [], "that is said of the temperature"
+    assert idle_options(made, GenerateConfig(temperature=1, top_k=2, seed=1)) == []
 
 
 @pytest.mark.parametrize("name", ["flow", "Pipesd", ""])
