@@ -4,18 +4,20 @@ other sessions, a cloud to the edge."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from clouds import Watched
+from clouds import PROMPT as TEXT
+from clouds import FakeCloud, Watched, edge, ids_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_worker import PROMPT, asks, opening, working
 
-from pipesd.core import Mode
-from pipesd.errors import PipeSDError
+from pipesd.core import Logprobs, Mode
+from pipesd.errors import PipeSDError, ProtocolError
 from pipesd.policy import accept
 from pipesd.policy.accept import Choices, Draw, Refused
 from pipesd.policy.residual import Proposals
@@ -25,18 +27,27 @@ from pipesd.protocol import actions as act
 from pipesd.protocol.cloud_machine import CloudMachine
 from pipesd.protocol.cloud_session import CloudLimits
 from pipesd.protocol.edge_machine import EdgeMachine
-from pipesd.protocol.messages import MAX_TRIED
+from pipesd.protocol.messages import MAX_PAIRS, MAX_TRIED
+from pipesd.protocol.vocabulary import vocabulary_hash
 from pipesd.protocol.wire import (
+    SAMPLING,
     Draft,
     Error,
     ErrorCode,
+    Hello,
     Message,
+    Open,
     Opened,
+    Probe,
+    Probed,
+    ProbeStatus,
     Verdict,
+    Welcome,
     decode,
     encode,
 )
 from pipesd.sim.distributions import KeyedDistribution
+from pipesd.sim.tokeniser import byte_vocabulary
 from tests.wire_samples import samplings
 
 WIDTH = 300
@@ -104,7 +115,7 @@ def any_draft(draw: st.DrawFn) -> Draft:
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(samplings(), st.integers(0, TOP), st.sampled_from(Mode), st.lists(any_draft(), max_size=9))
 def test_whatever_an_edge_sends_the_answer_can_be_sent(
     sampling: Sampling, seed: int, mode: Mode, drafts: list[Draft]
@@ -269,7 +280,7 @@ hostile_refused = st.builds(Refused, some_pairs, st.none() | st.sampled_from([0,
 lie = st.tuples(st.integers(-1, 2), hostile_refused, st.booleans())
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.integers(0, 9), st.booleans(), st.lists(lie, max_size=8))
 def test_whatever_a_cloud_refuses_with_the_edge_commits_ids_and_sends_what_can_be_sent(
     seed: int, own_token: bool, lies: list[tuple[int, Refused, bool]]
@@ -321,3 +332,62 @@ def test_proposals_far_ahead_of_those_that_were_tried_are_no_answer() -> None:
     assert edge.machine.committed == [1, 2, 3] and edge.machine.running
     edge.perform(edge.machine.deadline())
     assert isinstance(edge.sent[-1], Draft) and edge.sent[-1].again
+
+
+def lying(verdict: Callable[[Draft], Verdict]) -> FakeCloud:
+    """A cloud that samples, for all it says, and answers each NAV with `verdict`."""
+
+    def answer(message: Message) -> list[Message]:
+        vocabulary = byte_vocabulary()
+        match message:
+            case Hello():
+                about = ("fake", vocabulary.real_size, vocabulary_hash(vocabulary), bytes(8), 2048, "cpu", "float32")
+                return [Welcome(message.session, 0, 1, 1, SAMPLING, *about)]
+            case Probe():
+                return [Probed(message.session, 0, message.token, ProbeStatus.OK, 0)]
+            case Open():
+                return [Opened(message.session, message.opening, message.limit, 32, 64, 1)]
+            case Draft() if message.nav or message.again:
+                return [verdict(message)]
+        return []
+
+    return FakeCloud(answer)
+
+
+@pytest.mark.parametrize("token", [512, 5000, 2**31 - 1])
+@pytest.mark.parametrize("method", ["rejection", "picospec"])
+def test_a_cloud_that_leaves_only_ids_beyond_the_vocabulary(token: int, method: str) -> None:
+    """What the edge draws then shows nothing, as ids beyond the vocabulary do in a plain verdict."""
+
+    def verdict(m: Draft) -> Verdict:
+        if m.pos + len(m.ids) == m.known:
+            return Verdict(m.session, m.opening, m.epoch, m.known, (token,))
+        refused = Refused(((token, 0.5),) * MAX_PAIRS)
+        return Verdict(m.session, m.opening, m.epoch, m.known, (), False, True, None, refused)
+
+    options: dict[str, Any] = {"temperature": 1.0, "repetition_penalty": 1.2, "sampling": method, "max_tokens": 5}
+    options |= {"top_mass": 8} if method == "picospec" else {}
+    with lying(verdict) as cloud, edge(cloud.address, proposal=KeyedDistribution(3), strategy="vanilla") as session:
+        assert ids_of(session, TEXT, **options) == [token] * 5
+        assert session.text == "" and session.finish_reason == "length"
+
+
+def test_a_cloud_whose_log_probabilities_are_of_ids_that_there_are_not() -> None:
+    strange = Logprobs(-math.inf, ((2**31 - 1, 0.0),) * 20)
+
+    def verdict(m: Draft) -> Verdict:
+        return Verdict(m.session, m.opening, m.epoch, m.known, (70,), logprobs=(strange,))
+
+    with lying(verdict) as cloud, edge(cloud.address, proposal=KeyedDistribution(3), strategy="vanilla") as session:
+        pieces = list(session.generate(TEXT, logprobs=1, max_tokens=3))
+        assert [told for piece in pieces for told in piece.logprobs] == [strange] * 3
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}])
+def test_a_cloud_that_refuses_where_nothing_is_tested(options: dict[str, Any]) -> None:
+    def verdict(m: Draft) -> Verdict:
+        return Verdict(m.session, m.opening, m.epoch, m.known, (), False, True, None, Refused(((70, 1.0),)))
+
+    with lying(verdict) as cloud, edge(cloud.address, proposal=KeyedDistribution(3), strategy="vanilla") as session:
+        with pytest.raises(ProtocolError, match="refused a draft token"):
+            ids_of(session, TEXT, **options)
