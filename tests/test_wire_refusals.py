@@ -6,7 +6,7 @@ import math
 import pickle
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from tests.wire_samples import (
     PROBED,
     READY,
     SESSION,
-    TESTED_DRAFT,
     VERDICT,
     WELCOME,
 )
@@ -52,19 +51,6 @@ def refusal(payload: bytes, internal: bool = True) -> WireError:
     with pytest.raises(WireError) as caught:
         decode(payload, internal=internal)
     return caught.value
-
-
-def law(*pairs: tuple[int, float]) -> bytes:
-    return b"".join(struct.pack("<If", *pair) for pair in pairs)
-
-
-def options(bias: Iterable[tuple[int, float]] = (), **other: Any) -> bytes:
-    """The bytes of options, temperature 1 and nothing else unless said otherwise."""
-    values = {
-        "method": 0, "flags": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition": 1.0,
-        "presence": 0.0, "frequency": 0.0, "top_mass": 0, "logprobs": 255,
-    } | other  # fmt: skip
-    return struct.pack("<BBdIdddddHB", *values.values()) + law(*bias)
 
 
 BAD: list[tuple[wire.Message, str, Any, str]] = [
@@ -106,19 +92,6 @@ BAD: list[tuple[wire.Message, str, Any, str]] = [
     (DRAFT, "p_draft", struct.pack("<e", 0.5), "DRAFT.p_draft: got 1 probabilities, wanted as many as ids, 2"),
     (DRAFT, "p_draft", b"abc", "DRAFT.p_draft: got 3 bytes"),
     (DRAFT, "p_draft", (0.5, 0.5), "DRAFT.p_draft: got an array of 2"),
-    (TESTED_DRAFT, "p_draft", struct.pack("<2e", 0.5, math.nan), "DRAFT.p_draft: got float nan, wanted probabilities"),
-    (TESTED_DRAFT, "p_draft", struct.pack("<2H", 0x3C01, 0), "DRAFT.p_draft: got float 1.0009765625"),
-    (TESTED_DRAFT, "p_draft", struct.pack("<2e", 1.0, -0.0), "DRAFT.p_draft: got float -0.0"),
-    (TESTED_DRAFT, "p_draft", struct.pack("<2e", -math.inf, 1.0), "DRAFT.p_draft: got float -inf"),
-    (TESTED_DRAFT, "p_draft", struct.pack("<e", 0.5), "DRAFT.p_draft: got 1 probabilities, wanted as many as ids, 2"),
-    (TESTED_DRAFT, "p_draft", b"abc", "DRAFT.p_draft: got 3 bytes"),
-    (TESTED_DRAFT, "p_draft", "abcd", "DRAFT.p_draft: got a text of 4 characters"),
-    (TESTED_DRAFT, "session", True, "DRAFT.session: got bool True"),
-    (TESTED_DRAFT, "flags", 4, "DRAFT.flags: got 4"),
-    (DRAFT, "tried", -1, "DRAFT.tried: got -1, wanted an integer from 0 to 1048576"),
-    (DRAFT, "tried", 2**20 + 1, "DRAFT.tried: got 1048577"),
-    (DRAFT, "tried", True, "DRAFT.tried: got bool True"),
-    (DRAFT, "tried", b"", "DRAFT.tried: got 0 bytes"),
     (DRAFT, "p_draft", bytes(2 * 4097), "DRAFT.p_draft: got 4097 probabilities, wanted at most 4096"),
     (VERDICT, "session", -1, "VERDICT.session: got -1"),
     (VERDICT, "epoch", True, "VERDICT.epoch: got bool True"),
@@ -131,40 +104,6 @@ BAD: list[tuple[wire.Message, str, Any, str]] = [
     (VERDICT, "stale", 2**32, "VERDICT.stale: got 4294967296"),
     (VERDICT, "stale", None, "VERDICT.stale: got nothing"),
     (VERDICT, "busy_100us", 0.5, "VERDICT.busy_100us: got float 0.5"),
-    (VERDICT, "flags", 0, "VERDICT.law: got one, wanted none without `rejected`"),
-    (PLAIN_VERDICT, "flags", 2, "VERDICT.law: got nothing, wanted a distribution with `rejected`"),
-    (PLAIN_VERDICT, "flags", 3, "VERDICT.law: got nothing"),
-    (COUNTED_VERDICT, "flags", 2, "VERDICT.law: got nothing"),
-    (VERDICT, "law", None, "VERDICT.law: got nothing"),
-    (VERDICT, "law", b"", "VERDICT.law: got 0 pairs, wanted 1 to 1024 pairs"),
-    (VERDICT, "law", law((1, 0.5), (2, 0.5))[:-1], "VERDICT.law: got 15 bytes, wanted packed pairs of 8 bytes each"),
-    (VERDICT, "law", law((1, 0.5)) * 1025, "VERDICT.law: got 1025 pairs"),
-    (VERDICT, "law", law((2**31, 0.5)), "VERDICT.law: got id 2147483648, wanted ids from 0 to 2147483647"),
-    (VERDICT, "law", law((2**32 - 1, 0.5)), "VERDICT.law: got id 4294967295"),
-    (VERDICT, "law", law((1, math.nan)), "VERDICT.law: got float nan, wanted probabilities from 0 to 1"),
-    (VERDICT, "law", law((1, 1.0), (2, -math.nan)), "VERDICT.law: got float nan"),
-    (VERDICT, "law", law((1, math.inf)), "VERDICT.law: got float inf"),
-    (VERDICT, "law", law((1, -math.inf)), "VERDICT.law: got float -inf"),
-    (VERDICT, "law", law((1, -0.25)), "VERDICT.law: got float -0.25"),
-    (VERDICT, "law", law((1, -0.0), (2, 1.0)), "VERDICT.law: got float -0.0"),
-    (VERDICT, "law", law((1, 1.0000001)), "VERDICT.law: got float 1.00000011920928"),
-    (VERDICT, "law", law((1, 0.0), (2, 0.0)), "VERDICT.law: got probabilities that are all 0, wanted one above 0"),
-    (VERDICT, "law", ((1, 0.5),), "VERDICT.law: got an array of 1"),
-    (VERDICT, "first", -1, "VERDICT.first: got -1"),
-    (VERDICT, "first", True, "VERDICT.first: got bool True"),
-    (VERDICT, "first", 2**20 + 1, "VERDICT.first: got 1048577, wanted an integer from 0 to 1048576"),
-    (VERDICT, "logprobs", b"", "VERDICT.logprobs: got 0 bytes, wanted a count byte and log-probabilities"),
-    (VERDICT, "logprobs", b"\x00", "VERDICT.logprobs: got those of 0 ids, wanted as many as ids, 2"),
-    (VERDICT, "logprobs", b"\x15" + bytes(2 * 172), "VERDICT.logprobs: got 21 ids beside each, wanted at most 20"),
-    (VERDICT, "logprobs", b"\xff", "VERDICT.logprobs: got 255 ids beside each"),
-    (VERDICT, "logprobs", b"\x01" + bytes(12), "VERDICT.logprobs: got those of 1 ids"),
-    (VERDICT, "logprobs", b"\x01" + bytes(25), "VERDICT.logprobs: got 26 bytes, wanted 1 byte and 12 for each id"),
-    (VERDICT, "logprobs", bytes(1 + 4 * 4097), "VERDICT.logprobs: got log-probabilities of 4097 ids"),
-    (VERDICT, "logprobs", b"\x00" + struct.pack("<2f", -1.0, math.nan), "VERDICT.logprobs: got float nan"),
-    (VERDICT, "logprobs", b"\x00" + struct.pack("<2f", 1e-9, -1.0), "VERDICT.logprobs: got float 9.99"),
-    (VERDICT, "logprobs", b"\x00" + struct.pack("<2f", math.inf, -1.0), "VERDICT.logprobs: got float inf"),
-    (VERDICT, "logprobs", b"\x01" + struct.pack("<fIf", -1, 2, 0.5) * 2, "VERDICT.logprobs: got float 0.5"),
-    (VERDICT, "logprobs", b"\x01" + struct.pack("<fIf", -1, 2**31, -1) * 2, "VERDICT.logprobs: got id 2147483648"),
     (PLAIN_VERDICT, "session", True, "VERDICT.session: got bool True"),
     (PLAIN_VERDICT, "opening", -1, "VERDICT.opening: got -1"),
     (PLAIN_VERDICT, "opening", True, "VERDICT.opening: got bool True"),
@@ -183,14 +122,6 @@ BAD: list[tuple[wire.Message, str, Any, str]] = [
     (OPEN, "ids", bytes(4 * (2**18 + 1)), "OPEN.ids: got 262145 ids, wanted at most 262144 ids"),
     (OPEN, "stop_ids", bytes(4 * 65), "OPEN.stop_ids: got 65 ids, wanted at most 64 ids"),
     (OPEN, "stop_ids", struct.pack("<i", -2), "OPEN.stop_ids: got id 4294967294"),
-    (OPEN, "sampling", 0, "OPEN.sampling: got 0, wanted 57 bytes and 8 for each of at most 1024 biases"),
-    (OPEN, "sampling", False, "OPEN.sampling: got bool False, wanted 57 bytes"),
-    (OPEN, "sampling", options()[:56], "OPEN.sampling: got 56 bytes"),
-    (OPEN, "sampling", options() + bytes(7), "OPEN.sampling: got 64 bytes"),
-    (OPEN, "sampling", options(bias=[(i, 0.5) for i in range(1025)]), "OPEN.sampling: got 8257 bytes"),
-    (OPEN, "sampling", options(method=3), "OPEN.sampling: got method 3, wanted a method: 0, 1, 2"),
-    (OPEN, "sampling", options(flags=2), "OPEN.sampling: got flags 2, wanted flags of 1 at most"),
-    (OPEN, "sampling", options(bias=[(2**31, 0.5)]), "OPEN.sampling: got id 2147483648"),
     (OPEN, "seed", -1, "OPEN.seed: got -1, wanted an integer from 0 to 18446744073709551615"),
     (OPEN, "mode", 3, "OPEN.mode: got 3, wanted a number of Mode: 0, 1, 2"),
     (OPEN, "mode", True, "OPEN.mode: got bool True"),
@@ -220,24 +151,6 @@ BAD: list[tuple[wire.Message, str, Any, str]] = [
     (READY, "pieces", "ab", "READY.pieces: got a text of 2 characters"),
     (READY, "end_ids", bytes(4 * 65), "READY.end_ids: got 65 ids"),
 ]
-
-
-IMPOSSIBLE: list[dict[str, Any]] = [
-    {"temperature": math.nan}, {"temperature": math.inf}, {"temperature": -1.0}, {"temperature": 101.0},
-    {"top_k": 2**32 - 1}, {"top_p": math.nan}, {"top_p": 1.1}, {"top_p": -0.5}, {"min_p": math.nan}, {"min_p": 1.5},
-    {"repetition": math.nan}, {"repetition": 0.0}, {"repetition": -1.0}, {"repetition": math.inf},
-    {"presence": math.nan}, {"presence": math.inf}, {"frequency": math.nan}, {"frequency": -math.inf},
-    {"top_mass": 5}, {"method": 2}, {"method": 2, "top_mass": 1025}, {"logprobs": 21}, {"logprobs": 254},
-    {"bias": [(1, math.nan)]}, {"bias": [(1, math.inf)]}, {"bias": [(1, 0.5), (1, 0.5)]},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("values", IMPOSSIBLE, ids=str)
-def test_impossible_options_are_refused(values: dict[str, Any]) -> None:
-    error = refusal(with_field(OPEN, "sampling", options(**values)))
-    assert (error.kind, error.field, error.session, error.opening) == ("OPEN", "sampling", *OPEN[:2])
-    assert error.got.startswith("impossible options: ")
-    assert "\n" not in str(error)
 
 
 @pytest.mark.parametrize(("message", "field", "value", "says"), BAD, ids=[says.split(",")[0][:60] for *_, says in BAD])
@@ -308,11 +221,6 @@ def test_counters_come_together_or_not_at_all(count: int) -> None:
     error = refusal(msgpack.packb(fields_of(COUNTED_VERDICT)[:count]))
     assert str(error).startswith(f"VERDICT.{Counters._fields[count - 7]}: got nothing")
     assert decode(msgpack.packb((*fields_of(PLAIN_VERDICT), None, None, None, None))) == PLAIN_VERDICT
-
-
-def test_the_number_of_a_proposal_needs_a_proposal() -> None:
-    row = (*fields_of(PLAIN_VERDICT), None, None, None, None, None, 16)
-    assert str(refusal(msgpack.packb(row))) == "VERDICT.first: got 16, wanted nothing without a distribution"
 
 
 @pytest.mark.parametrize("kind", [0, 13, 63, 67, -1, 2**64 - 1, True, None, 5.0, "DRAFT", b"\x05", ()])
