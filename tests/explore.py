@@ -149,8 +149,8 @@ class World:
         """What it draws may be over by then."""
         edge = self.edges[number]
         assert edge.redraw is not None
-        refused, m, edge.redraw = edge.redraw.refused, edge.machine, None
-        token = taken(refused, m.committed)
+        (pos, refused), m, edge.redraw = edge.redraw, edge.machine, None
+        token = taken(refused, m.committed[:pos])
         if token is not None:
             self._count("redrawn")
             self.witness.redraws(m, token)
