@@ -24,6 +24,7 @@ TRIGGERS = ("dual", "sequence", "token", "fixed", "entropy", "gain", "adaptive")
 WAITINGS = ("draft", "idle")
 CONFIDENCES = ("probability", "margin")
 METHODS = ("noise", "rejection", "picospec")
+MOST_LOGPROBS = 20
 Config = TypeVar("Config")
 
 
@@ -111,7 +112,7 @@ class GenerateConfig:
 
     max_tokens: int = option(256, "most tokens to generate", low=1, high=1 << 24)
     temperature: float = option(0.0, "0: the target's most probable token, always", low=0, high=100)
-    top_k: int = option(0, "keep the k most probable tokens; 0: all", low=0, high=1 << 20)
+    top_k: int = option(0, "keep the k most probable tokens; 0: all", low=0, high=(1 << 31) - 1)
     top_p: float = option(1.0, "keep the most probable tokens up to this mass", low=0, high=1)
     min_p: float = option(0.0, "drop tokens below this share of the most probable one", low=0, high=1)
     repetition_penalty: float = option(
@@ -131,7 +132,10 @@ class GenerateConfig:
     )  # fmt: skip
     top_mass: int = option(0, "the target's most probable ids that come down (sampling picospec)", low=0, high=1024)
     logprobs: int | None = option(
-        None, "report log-probabilities: of each token, and of so many of the most probable ones", low=0, high=20
+        None,
+        "report log-probabilities: of each token, and of so many of the most probable ones",
+        low=0,
+        high=MOST_LOGPROBS,
     )
     stop: tuple[str, ...] = option((), "end before this text; may be given several times", metavar="TEXT")
 

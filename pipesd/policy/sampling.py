@@ -15,16 +15,16 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from pipesd.config import GenerateConfig
+from pipesd.config import MOST_LOGPROBS as MOST_LOGPROBS
+from pipesd.config import GenerateConfig, checked
 from pipesd.errors import UsageError
 from pipesd.logit_bias import MOST_BIASED as MOST_BIASED
-from pipesd.logit_bias import checked_bias
 from pipesd.policy.penalties import Counts
 
-MOST_LOGPROBS = 20
-MOST_TOP_MASS = 1024
-MOST_TOP_K = (1 << 31) - 1
-
+_AS_GIVEN = (  # what a user gives, checked as there
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "logit_bias", "top_mass", "logprobs",
+)  # fmt: skip
 LEAST_TEMPERATURE = 1e-30  # a float32; the highest logit wins at this one as at any lower
 _LEAST_WEIGHT = 2.0**-126  # of an id that truncation keeps, the most probable one having 1
 _LARGEST = 1024  # ids that are sorted at first
@@ -64,20 +64,16 @@ class Sampling:
     own_token: bool = True
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _BOUNDS.items():
-            _check_number(name, getattr(self, name), (int, float), low, high)
-        _check_number("top-k", self.top_k, (int,), 0, MOST_TOP_K)
-        if self.logprobs is not None:
-            _check_number("logprobs", self.logprobs, (int,), 0, MOST_LOGPROBS)
+        for name in _AS_GIVEN:
+            object.__setattr__(self, name, checked(GenerateConfig, name, getattr(self, name)))
         if not isinstance(self.method, Method):
             raise UsageError(f"sampling method: got {self.method!r}, wanted one of {', '.join(Method.__members__)}")
-        if self.method is Method.PICOSPEC:
-            _check_number("top-mass", self.top_mass, (int,), 1, MOST_TOP_MASS)
-        elif type(self.top_mass) is not int or self.top_mass != 0:
-            raise UsageError(f"top-mass: got {self.top_mass!r}, wanted 0 without method PICOSPEC")
+        if (self.method is Method.PICOSPEC) != (self.top_mass > 0):
+            raise UsageError(
+                f"top-mass: got {self.top_mass} with method {self.method.name}, wanted some with PICOSPEC only"
+            )
         if type(self.own_token) is not bool:
             raise UsageError(f"own-token: got {self.own_token!r}, wanted true or false")
-        object.__setattr__(self, "logit_bias", checked_bias(self.logit_bias))
 
     @property
     def greedy(self) -> bool:
@@ -110,22 +106,6 @@ class Sampling:
 
         ids = np.array([token for token, _ in self.logit_bias], np.int64)
         return ids, np.array([value for _, value in self.logit_bias], np.float32)
-
-
-_BOUNDS = {
-    "temperature": (0, 100),
-    "top_p": (0, 1),
-    "min_p": (0, 1),
-    "repetition_penalty": (0.01, 10),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-}
-
-
-def _check_number(name: str, value: Any, kinds: tuple[type, ...], low: float, high: float) -> None:
-    if type(value) not in kinds or not low <= value <= high:  # True is no number, and NaN is within no bounds
-        wanted = "a number" if float in kinds else "a whole number"
-        raise UsageError(f"{name.replace('_', '-')}: got {value!r}, wanted {wanted}, {low} to {high}")
 
 
 def make_sampling(config: GenerateConfig, *, drafts_on: bool) -> Sampling:
