@@ -15,13 +15,14 @@ from clouds import PROMPT, CloudProcess, FakeCloud, Serving, at_once, edge, ids_
 from sampled import DRAFT, PROMPT_IDS, TARGET, WIDTH, alone, sampling_edge
 
 from pipesd.config import EdgeConfig
+from pipesd.core import Drawn
 from pipesd.edge.aio import AsyncEdgeSession
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import Refused, UsageError
 from pipesd.protocol.messages import ErrorCode, Hello, Message, Probe, Probed, ProbeStatus, Welcome
 from pipesd.protocol.vocabulary import vocabulary_hash
 from pipesd.sim.check import check_file
-from pipesd.sim.distributions import TableDistribution
+from pipesd.sim.distributions import Distribution, TableDistribution
 from pipesd.sim.drafters import ScriptedDrafter
 from pipesd.sim.tokeniser import ByteTokeniser, byte_vocabulary
 
@@ -154,6 +155,53 @@ def test_a_broad_distribution_is_proposed_from_until_something_is_taken() -> Non
             stats = session.stats
     assert len(ids) == 300 and stats["refusals"] > 5
     assert stats["proposals"] > 16 * stats["refusals"], "some needed more than the first lot"
+
+
+@pytest.mark.parametrize("strategy", ["vanilla", "pipesd"])
+def test_a_run_that_tests_ends_at_a_stop_text_a_limit_and_a_cancelled_reader(cloud: Serving, strategy: str) -> None:
+    """Wherever that is: before a refusal, at the redrawn id, behind it."""
+    with sampling_edge(cloud.address, strategy=strategy) as session:
+        ended = set()
+        for seed in range(12):
+            options: dict[str, Any] = {"temperature": 1.0, "sampling": "rejection", "seed": seed}
+            list(session.generate(PROMPT, max_tokens=30, stop=("e",), **options))
+            ended.add(session.finish_reason)
+            assert "e" not in session.text and len(session.token_ids) <= 30
+            assert len(list(session.generate(PROMPT, max_tokens=1 + seed % 3, **options))) > 0
+            assert len(session.token_ids) == 1 + seed % 3 and session.finish_reason == "length"
+            pieces = session.generate(PROMPT, max_tokens=300, **options)
+            next(pieces)
+            pieces.close()
+            assert session.finish_reason == "cancelled"
+        assert "stop" in ended
+
+
+def test_draft_logits_that_are_not_finite_cost_acceptance_only(cloud: Serving) -> None:
+    class Broken(Distribution):
+        """Says nothing behind every third text."""
+
+        width = TARGET.width
+
+        def row(self, state: int, width: int) -> Any:
+            row = DRAFT.row(state, width)
+            return np.full_like(row, np.nan) if state % 3 == 0 else row
+
+    class Drafter(ScriptedDrafter):
+        """Guesses where its logits are not finite, as llama.cpp's does."""
+
+        def _drawn(self, sampler: Any) -> Drawn:
+            row = self.row(len(self.ids), self._states[-1])
+            if np.isfinite(row).any():
+                return super()._drawn(sampler)
+            assert sampler.choose(row, len(self.ids), self.ids) is None
+            return Drawn(101, 0.0, 1.0)
+
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 6}
+    for strategy in ("vanilla", "pipesd"):
+        with edge(cloud.address, drafter=Drafter(Broken()), strategy=strategy, tuning="off") as session:
+            assert ids_of(session, PROMPT, max_tokens=60, **options) == alone(TARGET, 60, **options)
+            assert len(ids_of(session, PROMPT, max_tokens=60, sampling="rejection", **options)) == 60
+            assert session.stats["refusals"] > 0
 
 
 # ---- what is refused
