@@ -129,12 +129,16 @@ def test_what_has_no_effect_is_told(common: list[str]) -> None:
     assert notes(ran) == [f"--{name} has no effect at temperature 0" for name in ("sampling", "top-mass")]
     ran = edge(*common, "--quiet", "--sampling", "rejection", "--temperature", 1, "--strategy", "cloud")
     assert notes(ran) == ["--sampling has no effect with --strategy cloud"]
+    ran = edge(*common[:-1], "--quiet", "--logprobs", 1)
+    assert notes(ran) == ["--logprobs has no effect without --json"] and ran.out
     ran = edge(*common, "--quiet", "--confidence", "margin", "--strategy", "vanilla")
     assert notes(ran) == ["--confidence has no effect with --strategy vanilla"]
 
 
 def test_chat_samples_turn_after_turn(models: Models, scripted: Serving) -> None:
     arguments = ["chat", *models.options, "--cloud", scripted.address, "--max-tokens", 8, "--temperature", 1, "--quiet"]
-    first, second = edge(*arguments, "--seed", 4, stdin="one\none\n").out.splitlines()
+    chatted = edge(*arguments, "--seed", 4, "--logprobs", 1, stdin="one\none\n")
+    assert notes(chatted) == ["--logprobs has no effect in a chat"]
+    first, second = chatted.out.splitlines()
     assert first != second, "the noise goes on where the last turn ended"
     assert edge(*arguments, "--seed", 4, stdin="one\n").out == first + "\n"

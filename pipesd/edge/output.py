@@ -36,6 +36,8 @@ def generate_once(
     """
     session = EdgeSession(edge)
     _warn(session, options)
+    if options.logprobs is not None and not as_json:
+        log.warning("--logprobs has no effect without --json")
     if as_json:
         interrupts.last_words = lambda: show(_json(session, options, "cancelled"))
     failure: PipeSDError | None = None
@@ -74,6 +76,8 @@ def chat_loop(edge: EdgeConfig, options: GenerateConfig, *, system: str | None, 
     prompting = sys.stdin.isatty()
     session = EdgeSession(edge)
     _warn(session, options)
+    if options.logprobs is not None:
+        log.warning("--logprobs has no effect in a chat")
     with session:
         conversation = Conversation(session.tokeniser, system=system or "")
         number = 0
