@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 
 from pipesd.cloud.server import CloudServer
-from pipesd.config import CloudConfig, EdgeConfig
+from pipesd.config import METHODS, CloudConfig, EdgeConfig
 from pipesd.edge.session import EdgeSession
 from pipesd.policy.strategy import PRESETS
 from pipesd.sim.check import check_events, check_file, main
+from pipesd.sim.distributions import KeyedDistribution, draft_of
 from pipesd.sim.drafters import Agreement, ScriptedDrafter
 from pipesd.sim.proxy import LinkProxy
 from pipesd.sim.targets import Fault, ScriptedTarget
@@ -26,21 +28,36 @@ LAW = KeyedText()
 Event = dict[str, Any]
 
 
-def record(path: Path, strategy: str, *, cuts: int = 0, context: int = 2048, agreement: float = 0.8) -> None:
-    """Two generations of one session, the first with `cuts` of the link."""
+def record(
+    path: Path,
+    strategy: str,
+    *,
+    cuts: int = 0,
+    context: int = 2048,
+    agreement: float = 0.8,
+    floor: float = -math.inf,
+    confidence: str = "probability",
+    **sampling: Any,
+) -> None:
+    """Two generations of one session, the first with `cuts` of the link; with `sampling` both models have real
+    distributions, with a `floor` for the ids that are not letters."""
     bind = CloudConfig(bind="tcp://127.0.0.1:0")
+    law: KeyedText | KeyedDistribution = KeyedDistribution(3, floor=floor) if sampling else LAW
+    proposal = draft_of(law, agreement) if isinstance(law, KeyedDistribution) else Agreement(LAW, agreement)
     with (
-        CloudServer(bind, target=partial(ScriptedTarget, LAW, pass_s=0.001)) as cloud,
+        CloudServer(bind, target=partial(ScriptedTarget, law, pass_s=0.001)) as cloud,
         LinkProxy(cloud.address) as link,
     ):
-        config = EdgeConfig(cloud=link.address, strategy=strategy, events=str(path), tuning=str(path) + ".tuning")
-        drafter = ScriptedDrafter(Agreement(LAW, agreement), context=context)
+        config = EdgeConfig(
+            cloud=link.address, strategy=strategy, events=str(path), tuning=str(path) + ".tuning", confidence=confidence
+        )
+        drafter = ScriptedDrafter(proposal, context=context)
         with EdgeSession(config, drafter=drafter, tokeniser=ByteTokeniser()) as session:
-            for i, _ in enumerate(session.generate("the first prompt", max_tokens=60), 1):
+            for i, _ in enumerate(session.generate("the first prompt", max_tokens=60, **sampling), 1):
                 if i % 7 == 0 and cuts > 0:
                     cuts -= 1
                     link.cut()
-            for _ in session.generate("the first one's sequel", max_tokens=30, stop=["zq"]):
+            for _ in session.generate("the first one's sequel", max_tokens=30, stop=["zq"], **sampling):
                 pass
 
 
@@ -49,6 +66,18 @@ def record(path: Path, strategy: str, *, cuts: int = 0, context: int = 2048, agr
 def test_real_runs_have_no_findings(tmp_path: Path, strategy: str, cuts: int) -> None:
     record(tmp_path / "events", strategy, cuts=cuts)
     assert check_file(tmp_path / "events") == []
+
+
+@pytest.mark.parametrize("confidence", ["probability", "margin"])
+@pytest.mark.parametrize("sampling", METHODS)
+def test_sampled_runs_have_no_findings(tmp_path: Path, sampling: str, confidence: str) -> None:
+    options = {"seed": 5, "temperature": 1.0, "sampling": sampling, "top_mass": 8 if sampling == "picospec" else 0}
+    for strategy, cuts, floor in (("pipesd", 1, -math.inf), ("edgellm", 0, -5.0)):
+        path = tmp_path / strategy
+        record(path, strategy, cuts=cuts, agreement=0.6, floor=floor, confidence=confidence, **options)
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        assert check_events(events) == []
+        assert any(event["event"] == "redrawn" for event in events) == (sampling != "noise")
 
 
 def test_a_run_whose_draft_context_ends_has_no_findings(tmp_path: Path) -> None:
@@ -105,6 +134,66 @@ LIES: dict[str, Callable[[list[Event]], Any]] = {
         ).split()
     },
 }
+
+
+def refused(events: list[Event]) -> Event:
+    """The verdict before the first refusal."""
+    at = events.index(first(events, "refused"))
+    return [event for event in events[:at] if event.get("kind") == "Verdict"][-1]
+
+
+def more_asked(event: Event) -> bool:
+    return event.get("tried") is not None
+
+
+def behind_redrawn(events: list[Event], name: str) -> Event:
+    """The first event of that name behind the first draw anew."""
+    return first(events[events.index(first(events, "redrawn")) :], name, lambda x: x.get("kind") in (None, "Draft"))
+
+
+LIES_OF_TESTS: dict[str, Callable[[list[Event]], Any]] = {
+    "a refusal that nobody spoke of": lambda e: refused(e).update(rejected=False, refused=None),
+    "a refusal that is passed over": lambda e: [drop(e, first(e, name)) for name in ("refused", "redrawn")],
+    "a refusal elsewhere": lambda e: first(e, "refused").update(pos=first(e, "refused")["pos"] + 1),
+    "less than was told": lambda e: first(e, "refused").update(told=3),
+    "proposals of another number": lambda e: first(e, "refused").update(first=7),
+    "nothing drawn": lambda e: drop(e, first(e, "redrawn")),
+    "an id drawn that was not proposed": lambda e: first(e, "redrawn").update(id=1),
+    "another id committed": lambda e: behind_redrawn(e, "committed").update(ids=[1]),
+    "what was refused, accepted": lambda e: behind_redrawn(e, "committed").update(accepted=[True]),
+    "a branch that lives on": lambda e: drop(e, behind_redrawn(e, "rollback")),
+    "a draft in between": lambda e: e.insert(e.index(first(e, "redrawn")), dict(first(e, "drafted"))),
+    "what was drawn, not said": lambda e: behind_redrawn(e, "sent").update(
+        pos=behind_redrawn(e, "sent")["pos"] + 1,
+        ids=behind_redrawn(e, "sent")["ids"][1:],
+        p_draft=behind_redrawn(e, "sent")["p_draft"][1:],
+    ),
+    "a probability too few": lambda e: first(e, "sent", lambda x: x.get("p_draft")).update(p_draft=[]),
+    "a probability above 1": lambda e: first(e, "sent", lambda x: x.get("p_draft")).update(
+        p_draft=[1.5] * len(first(e, "sent", lambda x: x.get("p_draft"))["p_draft"])
+    ),
+    "more asked for than there were": lambda e: first(e, "sent", more_asked).update(tried=99),
+    "more asked for with a draft": lambda e: first(e, "sent", more_asked).update(ids=[1]),
+    "more asked for, unasked": lambda e: drop(e, e[e.index(first(e, "sent", more_asked)) - 1]),
+    "a margin above 1": lambda e: first(e, "drafted", lambda x: "margin" in x).update(margin=1.5),
+    "another confidence": lambda e: first(e, "start").update(confidence="margin"),
+}
+
+
+@pytest.fixture(scope="module")
+def tested(tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
+    """A run with refusals, some of which took more than the first proposals."""
+    path = tmp_path_factory.mktemp("log") / "events"
+    record(path, "edgellm", agreement=0.95, floor=-5.0, seed=7, temperature=1.0, sampling="rejection")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("lie", LIES_OF_TESTS)
+def test_a_lie_about_tests_is_found(tested: list[Event], lie: str) -> None:
+    events = copy.deepcopy(tested)
+    assert check_events(events) == []
+    LIES_OF_TESTS[lie](events)
+    assert check_events(events) != []
 
 
 @pytest.fixture(scope="module")

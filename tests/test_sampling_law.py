@@ -171,6 +171,30 @@ def test_a_law_that_is_bent_would_be_seen(
     assert chi_square_z(seen.followed, lambda context: exact_law(law_of(KEYED, context), sampling)) > MOST_Z
 
 
+@pytest.mark.slow
+def test_an_own_token_bends_the_law_where_the_edge_drafts_on() -> None:
+    """Other sessions' passes make the cloud late, so the question about a draft token, which its probability brings
+    about, arrives before or behind the pass: then the token is tested, or the target draws one of its own. Choosing by
+    the value is no draw from the law. Without own tokens the ids do not even depend on the timing."""
+    target = TableDistribution((0.61, 0.005, 0.005, 0.09, 0.29))
+    draft = TableDistribution((0.62, 0.37, 0.004, 0.003, 0.003))
+    sampling = Sampling(temperature=1.0, method=Method.REJECTION)
+    way = replace(PIPESD, turn_s=4.0, sequence=0.39, token=0.0)
+    found = {}
+    for own_token, turn_s in ((True, 4.0), (False, 4.0), (False, 0.0)):
+        seen = draw(target, draft, sampling, replace(way, own_token=own_token, turn_s=turn_s), 30_000)
+        pooled: Counter[tuple[Context, int]] = Counter()
+        for (_, token), count in seen.followed.items():
+            pooled[PROMPT, token] += count
+        found[own_token, turn_s] = pooled
+    z = {
+        key: chi_square_z(pooled, lambda _: exact_law(law_of(target, PROMPT), sampling))
+        for key, pooled in found.items()
+    }
+    assert z[True, 4.0] > 2 * MOST_Z > MOST_Z > z[False, 4.0]
+    assert found[False, 4.0] == found[False, 0.0]
+
+
 def first_ids(target: Distribution, sampling: Sampling, way: Way, texts: int) -> Counter[tuple[int, ...]]:
     """How often each beginning of three ids came, in texts of different seeds."""
     machines = Machines(target, DRAFTS["bad"], sampling, way)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipesd.sim.check_refusals import Refusals
 from pipesd.sim.check_rules import FORCED, DueRule, Event, LinkRule, TriggerRule, plan_findings
 from pipesd.sim.check_state import LEAST_AHEAD, Generation
 
@@ -140,7 +141,7 @@ def _sent(g: Generation, event: Event) -> Iterator[str]:
         g.state, g.nav_said, g.more = "opening", False, False
         g.ahead = g.run_ahead = LEAST_AHEAD
         g.sent = g.told = g.known
-        g.refusals.forget()
+        g.refusals = Refusals()
         g.tried = True  # one more token may be drafted before there is another look at what is due
     if event["kind"] == "Probe" and event["tokens"] and event["bytes"]:
         g.link.sent(g.now_s, event["tokens"])

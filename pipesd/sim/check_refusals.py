@@ -32,10 +32,6 @@ class Refusals:
         if end >= known:
             self.unheard = self.unsaid = False
 
-    def forget(self) -> None:
-        """Another opening, or the end."""
-        self.__init__()  # type: ignore[misc]
-
     def missed(self, known: int) -> bool:
         """Whether the last verdict refused what the edge should have drawn anew by now."""
         return self.told is not None and self.told[0] == known and not self.open and self.tried is None
