@@ -176,6 +176,8 @@ LIES_OF_TESTS: dict[str, Callable[[list[Event]], Any]] = {
     "more asked for with a draft": lambda e: first(e, "sent", more_asked).update(ids=[1]),
     "more asked for, unasked": lambda e: drop(e, e[e.index(first(e, "sent", more_asked)) - 1]),
     "a margin above 1": lambda e: first(e, "drafted", lambda x: "margin" in x).update(margin=1.5),
+    "a wrong sum of refusals": lambda e: first(e, "end")["stats"].update(refusals=99),
+    "a wrong sum of proposals": lambda e: first(e, "end")["stats"].update(proposals=9999),
     "another confidence": lambda e: first(e, "start").update(confidence="margin"),
 }
 

@@ -360,6 +360,8 @@ def _end(g: Generation, event: Event) -> Iterator[str]:
 
 def _refused(g: Generation, event: Event) -> Iterator[str]:
     yield from g.refusals.refused(event, g.known, len(g.draft))
+    g.counts["refusals"] += event["first"] in (None, 0)
+    g.counts["proposals"] += event["told"] if event["first"] is not None else 0
 
 
 def _redrawn(g: Generation, event: Event) -> Iterator[str]:

@@ -9,7 +9,10 @@ from pipesd.sim.check_refusals import Refusals
 from pipesd.sim.check_rules import DueRule, Event, LinkRule, TriggerRule
 
 LEAST_AHEAD = 16  # tokens ahead, of draft and of free run, until the cloud has granted more
-COUNTED = ("drafted", "accepted", "rejections", "navs", "rounds", "proactive", "promoted", "bytes_up", "bytes_down")
+COUNTED = (
+    "drafted", "accepted", "rejections", "navs", "rounds", "proactive", "promoted", "refusals", "proposals", "bytes_up",
+    "bytes_down",
+)  # fmt: skip
 
 
 @dataclass
