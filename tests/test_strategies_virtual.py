@@ -105,6 +105,7 @@ def random_parts(seed: int) -> dict[str, Any]:
         "trigger": chance.choice(TRIGGERS),
         "waiting": chance.choice(WAITINGS),
         "link_model": chance.choice(("streamed", "hockney")),
+        "confidence": chance.choice(("probability", "probability", "margin")),
         "sequence_threshold": chance.choice((None, 0.0, 1.0, chance.random())),
         "token_threshold": chance.choice((None, 0.0, 0.5, 1.0, chance.random())),
         "entropy_threshold": chance.choice((None, 0.0, chance.random())),
@@ -277,6 +278,18 @@ def test_a_thin_link_that_token_batches_wait_for(tmp_path: Path, batching: str) 
 @pytest.mark.parametrize("strategy", WITH_CLOUD)
 def test_every_preset_in_many_worlds(tmp_path: Path, strategy: str, troubled: bool) -> None:
     check_all(tmp_path, range(FAST, FAST + MANY), {"strategy": strategy}, troubled=troubled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("troubled", [False, True])
+@pytest.mark.parametrize("strategy", [*WITH_CLOUD, "any"])
+@pytest.mark.parametrize("method", ["noise", "rejection", "picospec"])
+def test_sampling_in_many_worlds(tmp_path: Path, strategy: str, troubled: bool, method: str) -> None:
+    edge, total = {} if strategy == "any" else {"strategy": strategy}, Sum()
+    seeds = range(SAMPLED, SAMPLED + MANY // 6)
+    check_all(tmp_path, seeds, edge, troubled=troubled, parts=strategy == "any", methods=[method], sum=total)
+    if method == "rejection":
+        assert abs(total.deviations) < 4, "the law"
 
 
 @pytest.mark.slow
