@@ -215,6 +215,13 @@ def test_numpy_and_torch_find_the_same_threshold(values: list[float], some: dict
     assert other.tolist() == [[float(one[0])]] * 2
 
 
+def test_a_share_that_is_just_reached_ends_top_p_and_the_whole_share_leaves_out_nothing() -> None:
+    values = np.array([1.0, 0.5, 0.25, 0.25], np.float32)
+    assert threshold(values, 2.0, 9, 0.5, 0.0, np) == [1.0]
+    assert threshold(values, 2.0, 9, 0.75, 0.0, np) == [0.5]
+    assert threshold(values, 1.5, 9, 1.0, 0.0, np) == [0.25]  # a total that was rounded
+
+
 def test_top_k_one_with_top_p_keeps_the_most_probable() -> None:
     row = np.array([1.0, 3.0, 2.0], np.float32)
     for sampling in (Sampling(temperature=1, top_k=1, top_p=0.8), Sampling(temperature=1, top_p=0.0)):
@@ -240,7 +247,7 @@ def test_a_law_knows_the_probability_of_each_id() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 6), max_size=8)), max_size=12))
 def test_counts_follow_a_text_that_grows_and_is_cut(changes: list[tuple[int, list[int]]]) -> None:
-    counts, text = Counts(), [3] * 70 + list(range(100))
+    counts, text = Counts(), [3] * 70 + [*range(100), 0, 1]
     for cut, more in changes:
         text = [*text[: max(0, len(text) - cut)], *more]
         ids, times = counts.of(text)

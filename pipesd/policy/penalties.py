@@ -14,7 +14,7 @@ class Counts:
 
         self._text: list[int] = []
         self._slots: dict[int, int] = {}  # of each id that occurs
-        self._ids = np.empty(64, np.int64)  # by slot, without gaps
+        self._ids = np.empty(64, np.int64)  # by slot: in the order of their first occurrences
         self._times = np.empty(64, np.float32)
 
     def of(self, text: Sequence[int]) -> tuple[Any, Any]:
@@ -47,13 +47,8 @@ class Counts:
     def _remove(self, token: int) -> None:
         slot = self._slots[token]
         self._times[slot] -= 1.0
-        if self._times[slot] == 0:  # the last one fills the gap
+        if self._times[slot] == 0:  # the first occurrence was cut, so those of all ids in later slots were before
             del self._slots[token]
-            last = len(self._slots)
-            if slot != last:
-                moved = int(self._ids[last])
-                self._slots[moved] = slot
-                self._ids[slot], self._times[slot] = moved, self._times[last]
 
 
 def _agreeing(one: list[int], other: list[int]) -> int:
