@@ -38,9 +38,10 @@ def test_padding_ids_as_the_targets_choice(target_width: int, draft_width: int) 
 @pytest.mark.parametrize(("proposed", "error"), [(512, "512"), (-1, "ids"), (1 << 31, "ids"), (1 << 70, "ids")])
 def test_a_drafter_that_proposes_no_id_of_the_vocabulary(cloud: Serving, proposed: int, error: str) -> None:
     prompt = ByteTokeniser().encode(PROMPT)
+    script = DraftScript([proposed], start=len(prompt) + 2)
     with (
         edge(cloud.address) as other,
-        edge(cloud.address, proposal=DraftScript([proposed], start=len(prompt) + 2), draft_length=4) as session,
+        edge(cloud.address, proposal=script, strategy="vanilla", draft_length=4) as session,
     ):
         unharmed = other.generate(PROMPT, max_tokens=40)
         first = next(unharmed)

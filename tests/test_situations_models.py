@@ -112,7 +112,7 @@ def test_a_draft_context_smaller_than_the_output(
 ) -> None:
     draft = make(noise=0.02)
     expected = alone(draft, plain, 150)
-    with edge(draft, plain, context=64) as session:
+    with edge(draft, plain, context=64, strategy="pipesd") as session:
         assert ids_of(session, PROMPT, max_tokens=150) == expected
         assert session.stats["drafted"] > 0 and session.stats["openings"] == 2
     assert sum("context is full" in record.message for record in caplog.records) == 1
