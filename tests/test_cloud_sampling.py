@@ -201,6 +201,18 @@ def test_only_the_awaited_position_lets_an_edge_be_ahead() -> None:
     assert isinstance(error, Error) and error.code is ErrorCode.UNKNOWN
 
 
+def test_the_time_in_which_the_edge_draws_is_not_the_clouds() -> None:
+    """Not even that behind a question which came before the draw."""
+    cloud = Cloud(TESTED)
+    cloud.draft(2, 3, 4)
+    cloud.result(Choices((0, 0, 0), 1, REFUSAL))
+    draft = Draft(7, 1, 1, 5, (6,), 4, nav=True, p_draft=(0.5,))
+    assert cloud.machine.receive(draft, 1.0)
+    cloud.machine.receive(draft._replace(pos=3, ids=(4, 5, 6), p_draft=(1.0, 0.5, 0.5)), 3.0)
+    (verdict,) = cloud.machine.done(cloud.work, Choices((0, 0, 0), 2), 0.5, 3.5)
+    assert isinstance(verdict, Verdict) and verdict.counters is not None and verdict.counters.busy_100us == 5000
+
+
 def test_what_is_drawn_behind_the_end_is_not_taken() -> None:
     """A late draft of a generation that was cancelled, and one of a session whose edge broke a rule."""
     for end in (Cancel(7, 1), Draft(7, 1, 0, 3, (10,), 3, p_draft=(0.5,))):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipesd.core import Mode
-from pipesd.protocol.messages import Draft, Open
+from pipesd.protocol.messages import Draft, Open, Resend
 from tests.explore import Setup, World
 from tests.model_target import STOPS
 from tests.test_schedules import session
@@ -36,6 +36,7 @@ def test_a_refused_token_is_drawn_again_and_the_draft_that_follows_says_so() -> 
     edge, m = world.edges[0], world.edges[0].machine
     assert (len(m.committed), len(m.draft), m.sent, m.epoch) == (2, 2, 3, 0)
     assert not m.may_draft and not m.settle() and not m.send() and not m.ask() and not m.deadline()
+    assert not m.receive(Resend(100, 1, 0, 1))
     world.play("redraw")
     assert (len(m.committed), m.draft, m.epoch, m.nav) == (3, [], 1, None)
     assert not edge.link.up, "nothing would come of it by itself"
@@ -45,6 +46,7 @@ def test_a_refused_token_is_drawn_again_and_the_draft_that_follows_says_so() -> 
     assert draft.ids == (m.committed[2], *m.draft) and draft.p_draft == (1.0, 0.5)
     world.play("up")
     assert session(world).committed == m.committed and session(world).draft == m.draft
+    assert session(world).cached == 2, "what the refusing pass went over need not be read again"
     undisturbed(world)
 
 
@@ -55,6 +57,7 @@ def test_the_redrawn_id_counts_as_a_refused_draft_token_of_its_verdicts_round() 
     assert t.by_position == [[1, 1], [0, 1]]
     world.play("draw refused; ask; up; pass; down; redraw")
     assert (t.drafted, t.accepted, t.rejections, t.rounds) == (4, 1, 2, 2)
+    assert t.by_position == [[1, 2], [0, 1]]
     world.play("cancel")
     assert t.verified == 4, "the redrawn ones are no draft tokens"
     assert t.stale == 0
@@ -108,9 +111,45 @@ def test_the_cloud_puts_no_token_of_its_own_where_the_edge_may_have_drawn() -> N
 
 def test_the_edge_draws_nothing_where_it_asked_for_a_token() -> None:
     world = World(TESTED).play("up; down; ask")
+    (draft,) = world.edges[0].link.up
+    assert isinstance(draft, Draft) and (draft.nav, draft.ids, draft.p_draft) == (True, (), None)
     assert not world.edges[0].machine.may_draft
     world.play("up; pass; down")
     assert len(world.edges[0].shown) == 2 and world.edges[0].machine.may_draft
+    complete(world)
+
+
+def test_what_was_drawn_is_asked_about() -> None:
+    """However little of it the strategy would have: an empty question brings a token of the cloud's own."""
+    world = World(TESTED).play("up; down; draw right; draw right")
+    world.edges[0].machine.ask(1)
+    assert world.edges[0].machine.nav == (2, 1)
+
+
+def test_a_refusal_that_comes_twice_is_answered_once() -> None:
+    world = World(replace(TESTED, mode=Mode.EAGER)).play("up; down; draw refused; send; up; pass; again_down")
+    m = world.edges[0].machine
+    assert not m.must_ask and not m.receive(world.edges[0].link.down[0])
+    complete(world.play("down; redraw"))
+
+
+def test_what_the_cloud_has_shown_to_have_is_not_said_again() -> None:
+    """Not even where the link did not take a repetition."""
+    for repeated in ("", "; block; deadline"):
+        world = World(TESTED).play(REFUSED).play("redraw; draw right; ask; up; pass" + repeated + "; down")
+        m = world.edges[0].machine
+        assert (len(m.committed), m._base) == (4, 4)
+        world.play("deadline")
+        *_, draft = world.edges[0].link.up
+        assert isinstance(draft, Draft) and draft.pos == 4
+        complete(world)
+
+
+def test_a_draw_is_progress() -> None:
+    """A cloud that forgets the session once more is asked again at once."""
+    forgets = "crash; restart; down"
+    world = World(TESTED).play(f"up; down; {forgets}; up; down; draw refused; ask; up; pass; down; redraw; {forgets}")
+    assert world.edges[0].retry_s is None
     complete(world)
 
 
@@ -123,6 +162,10 @@ def test_more_proposals_are_asked_for_until_one_is_taken() -> None:
     (draft,) = world.edges[0].link.up
     assert isinstance(draft, Draft) and (draft.epoch, draft.pos, draft.ids, draft.tried) == (0, len(m.committed), (), 2)
     opened = world.counts["Opened"]
+    for _ in range(3):
+        if m._redraw.pending:
+            world.play("up; down; redraw")
+    assert m.epoch == 1 and m.tally.rounds == 1, "all of it is one round"
     undisturbed(world)
     assert world.counts["Opened"] == opened, "only the proposals are told"
 
@@ -178,7 +221,7 @@ def test_the_link_takes_nothing_for_a_while() -> None:
         World(TESTED).play(REFUSED).play("redraw; draw right; block; send; draw right; ask"),
         asking("block; ".join(REFUSED.rsplit("down", 1)) + "down; block").play("settle"),
     ):
-        assert world.counts["not sent"] == 1
+        assert world.counts["not sent"] == 1 and world.edges[0].link.up
         complete(world)
         assert "Resend" not in world.counts
 

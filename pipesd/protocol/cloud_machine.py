@@ -183,7 +183,7 @@ class CloudMachine:
         drawn = m.known > length and not s.ended and m.pos <= length < m.pos + len(m.ids)
         if drawn and s.ends_with(m.ids[length - m.pos], now_s):
             return []
-        s.known = max(s.known, min(m.known, len(s.committed)))
+        s.known = max(s.known, m.known)
         replies: list[Message] = []
         if m.again:
             s.said = min(s.said, s.known)
@@ -241,9 +241,8 @@ class CloudMachine:
     def set_mode(self, session: int, mode: Mode) -> list[Message]:
         """Put a session on another rung of the ladder; leaving free run is said."""
         s = self._sessions[session]
-        was = s.mode
+        left = s.mode is Mode.FREE and mode is not Mode.FREE
         s.set_mode(mode)
-        left = was is Mode.FREE and s.mode is not Mode.FREE
         s.repeat = s.repeat or left
         return self._say(s)
 

@@ -46,7 +46,7 @@ class EdgeBranch:
             self._nav_said = self._nav_said and not message.nav
             self._hole = self._hole and not message.again
             self._told = 0
-            self._redraw.unsaid |= self._redraw.unheard and message.pos < len(self.committed)
+            self._redraw.unsaid |= message.pos < len(self.committed)
             self._redraw.asked = self._redraw.asked and message.tried is None
 
     @property

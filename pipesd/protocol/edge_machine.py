@@ -256,7 +256,7 @@ class EdgeMachine(EdgeBranch):
             return [self._draft(min(self.sent, self.nav[0]), self.nav[0], nav=True)]
         if self.must_ask:
             return self.ask()
-        if self._redraw.unsaid and (self.more or not self.may_draft):
+        if self._redraw.unsaid and self.more:
             return [self._draft(self.sent, self.sent, nav=False)]
         if self.more and self._run_ahead <= 2 * (len(self.committed) - self._told):
             return [self._draft(self.sent, self.sent, nav=False)]
