@@ -168,6 +168,7 @@ LIES_OF_TESTS: dict[str, Callable[[list[Event]], Any]] = {
         ids=behind_redrawn(e, "sent")["ids"][1:],
         p_draft=behind_redrawn(e, "sent")["p_draft"][1:],
     ),
+    "a run without tests": lambda e: first(e, "start").update(sampling=None),
     "a probability too few": lambda e: first(e, "sent", lambda x: x.get("p_draft")).update(p_draft=[]),
     "a probability above 1": lambda e: first(e, "sent", lambda x: x.get("p_draft")).update(
         p_draft=[1.5] * len(first(e, "sent", lambda x: x.get("p_draft"))["p_draft"])

@@ -19,7 +19,7 @@ from virtual import EXACT_S, TROUBLES, VOCABULARY, Scene, Trouble, VirtualWorld
 
 from pipesd.config import BATCHINGS, TRIGGERS, WAITINGS, GenerateConfig
 from pipesd.policy.sampler import Sampler
-from pipesd.policy.sampling import Sampling, make_sampling
+from pipesd.policy.sampling import Law, Method, Sampling, make_sampling
 from pipesd.policy.strategy import PRESETS
 from pipesd.sim.check import check_events
 from pipesd.sim.distributions import Distribution, KeyedDistribution, draft_of, sampled_continuation
@@ -127,10 +127,18 @@ def until_stop(ids: Sequence[int], stops: Sequence[str]) -> list[int]:
 
 
 class Sum:
-    """Whether as many positions as should be hold the most probable id: (those that do, expected, its variance)."""
+    """Whether as many positions hold the most probable id as should: those that do, those expected, the variance."""
 
     def __init__(self) -> None:
         self.found = self.expected = self.variance = 0.0
+
+    def add(self, token: int, law: Law) -> None:
+        place = int(law.weights.argmax())
+        likely = place if law.ids is None else int(law.ids[place])
+        p = law.probability(likely)
+        self.found += token == likely
+        self.expected += p
+        self.variance += p * (1 - p)
 
     @property
     def deviations(self) -> float:
@@ -156,11 +164,8 @@ def check_tested(scene: Scene, sampling: Sampling, seed: int, prompt: list[int],
                 assert (token, here.taken) == (here.redrawn, False)
             else:
                 assert token == here.own
-            likely = int(here.p.weights.argmax()) if here.p.ids is None else int(here.p.ids[here.p.weights.argmax()])
-            p = here.p.probability(likely)
-            sum.found, sum.expected, sum.variance = (
-                sum.found + (token == likely), sum.expected + p, sum.variance + p * (1 - p)
-            )  # fmt: skip
+            if sampling.method is Method.REJECTION:
+                sum.add(token, here.p)
             text.append(token)
 
 
@@ -179,7 +184,7 @@ def play(scene: Scene, folder: Path, methods: Sequence[str] = (), sum: Sum | Non
             room = scene.context - len(prompt)
             if room < 1:
                 break
-            options = random_options(chance, methods) if methods else {}
+            options = random_options(chance, methods) if methods else {"seed": scene.seed}
             stops = [chr(chance.choice(LETTERS)) + chr(chance.choice(LETTERS))] if chance.random() < 0.3 else []
             pieces = list(session.generate(prompt, max_tokens=wanted, stop=stops, **options))
             if options.get("sampling", "noise") == "noise":
@@ -209,7 +214,7 @@ def play(scene: Scene, folder: Path, methods: Sequence[str] = (), sum: Sum | Non
 
 def said_alone(scene: Scene, prompt: Sequence[int], count: int, options: dict[str, Any]) -> list[int]:
     """What the target says by itself."""
-    if not options:
+    if "temperature" not in options:
         return continuation(scene.law, prompt, count, scene.end_ids)
     assert isinstance(scene.law, Distribution)
     sampler = Sampler(make_sampling(GenerateConfig(**options), drafts_on=False), options["seed"])

@@ -41,8 +41,8 @@ def sent(g: Generation, event: Event) -> Iterator[str]:
     end = event["pos"] + len(event["ids"])
     if event["ids"] != g.content(event["pos"], end):
         yield f"carries {event['ids']} from {event['pos']}, the draft is {g.draft} from {g.known}"
-    p_draft = event.get("p_draft")
-    if p_draft is not None and (len(p_draft) != len(event["ids"]) or not all(0.0 <= p <= 1.0 for p in p_draft)):
+    p_draft = event.get("p_draft") or []
+    if len(p_draft) != (len(event["ids"]) if g.tested else 0) or not all(0.0 <= p <= 1.0 for p in p_draft):
         yield f"says the probabilities {p_draft} of {event['ids']}"
     g.asked = False
     yield from _reason(g, event)

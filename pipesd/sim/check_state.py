@@ -68,13 +68,18 @@ class Generation:
         """Whether another token is of use, by the bounds."""
         ended = bool(self.draft) and self.draft[-1] in self.start["stop_ids"]
         full = len(self.draft) >= min(self.ahead, self.start["draft_ahead"]) or self.end >= self.limit - 1
-        tested = self.start.get("tests", False)
-        leaves_it = tested and self.nav is not None and self.nav[0] <= self.nav[1]  # the cloud draws there
+        leaves_it = self.tested and self.nav is not None and self.nav[0] <= self.nav[1]  # the cloud draws there
         return (
             self.drafts
             and not (full or ended or leaves_it or self.refusals.pending)
             and (self.nav is None or self.start["waiting"] == "draft")
         )
+
+    @property
+    def tested(self) -> bool:
+        """Whether the cloud tests draft tokens against a random number."""
+        sampling = self.start.get("sampling") or {"method": "noise"}
+        return sampling["method"] != "noise" and sampling["temperature"] > 0
 
     def promote(self, number: int) -> None:
         self.counts["promoted"] += number
