@@ -185,3 +185,16 @@ def test_the_time_of_a_pass_includes_the_drawing(target: TorchTarget) -> None:
 
     target.sample([(0, [1, 2], 1)], [Draw(Slow(OPTIONS["plain"], SEED), (1, 2), ())])
     assert target.pass_ms >= 300
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("options", OPTIONS)
+def test_cuda_draws_what_its_logits_give(tiny_file: Path, options: str) -> None:
+    """Logarithms may differ in the last place: of 200 ids none is at such a tie."""
+    target, sampler = load_target(tiny_file, device="cuda", dtype="float32"), Sampler(OPTIONS[options], SEED)
+    ids = some_ids(240)
+    draw = Draw(sampler, tuple(ids[:41]), tuple(ids[41:]))
+    [logits] = target.forward([(0, ids, 200)])
+    target.truncate(0, 0)
+    [choices] = target.sample([(0, ids, 200)], [draw])
+    assert choices == choose(logits, draw)
