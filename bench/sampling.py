@@ -13,7 +13,7 @@ In parts (--only):
   for itself. Rejection sampling cannot be replayed (its text hangs on what is drafted): real sessions, in which both
   models share the processor, so that only bytes and acceptance are to be compared.
 
-Intervals are of 95 %. The last line is one JSON object.
+Intervals are of 95 %. The last line is one JSON object, in which they are [value, low, high].
 """
 
 from __future__ import annotations
@@ -113,8 +113,9 @@ def main() -> int:
     if both is not None:
         both.drafter.close()
     if "run" in parts:
-        result["run"] = runs(options, progress)
-        show("sessions", run_table(result["run"]))
+        sessions = runs(options, progress)
+        result["run"] = [row._asdict() for row in sessions]
+        show("sessions", run_table(sessions))
     result["seconds"] = time.monotonic() - began_s
     print(json.dumps(result))
     return 0
