@@ -212,3 +212,11 @@ def test_log_probabilities_are_never_above_zero_and_may_be_of_impossible_ids() -
 def test_the_highest_are_in_order_and_the_lowest_place_first_on_a_tie(values: list[float], most: int) -> None:
     wanted = sorted(range(len(values)), key=lambda i: (-values[i], i))[:most]
     assert highest(np.array(values, np.float32), most).tolist() == wanted
+
+
+def test_what_is_said_of_a_refusal_is_drawn_for_its_position() -> None:
+    rows = np.zeros((3, 600), np.float32)
+    sampler = Sampler(Sampling(**REJECTION), 5)
+    choices = choose(rows, Draw(sampler, PREFIX, (3, 4), (0.0, 1e9)))
+    assert choices.accepted == 1 and choices.refusal is not None
+    assert choices.refusal.told(0) == Refusal(law_of(REJECTION, rows[1]), sampler, len(PREFIX) + 1).told(0)

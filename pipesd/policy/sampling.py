@@ -223,8 +223,9 @@ def threshold(values: Any, total: Any, top_k: Any, top_p: Any, min_p: Any, xp: A
     highest = values[..., :1]
     kth = xp.amax(xp.where(rank < top_k, 0.0, values), axis=-1, keepdims=True)
     held = xp.where(values >= kth, values, 0.0)
-    mass = xp.where(kth > 0, held.sum(axis=-1, keepdims=True, dtype=xp.float64), total)
-    before = xp.cumsum(held, axis=-1, dtype=xp.float64) - held
+    sums = xp.cumsum(held, axis=-1, dtype=xp.float64)
+    mass = xp.where(kth > 0, sums[..., -1:], total)
+    before = sums - held
     inside = (before < top_p * mass) | (top_p >= 1)
     least = xp.amin(xp.where(inside, values, highest), axis=-1, keepdims=True)
     return xp.maximum(xp.maximum(kth, least), min_p * highest)
