@@ -99,7 +99,7 @@ class Machines:
         request = act.Request(limit, frozenset(), self._way.mode, seed, bytes(8), bytes(8), MAJOR, self._sampling)
         self._perform(self._edge.generate(0, PROMPT, request, drafts=True, ahead=self._way.ahead))
         while self._edge.running:
-            if self._edge.may_draft and self._edge.opening:
+            if self._edge.may_draft:
                 self._draft_one()
                 self._run(self._now_s + self._way.draft_s)
             self._perform(self._edge.settle())

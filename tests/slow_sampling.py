@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipesd.config import GenerateConfig
 from pipesd.policy.noise import Stream, exponential, stream_key, unit
 from pipesd.policy.sampler import Sampler
 from pipesd.policy.sampling import Law, Method, Sampling
 from pipesd.sim.distributions import Distribution
 from pipesd.sim.texts import LETTERS, state_of
 
-MOST_TOLD, FIRST, MORE = 256, 16, 64
+MOST_TOLD = 256  # ids of a law that is told whole
 
 
 class Position(NamedTuple):
@@ -106,7 +105,3 @@ def random_options(chance: random.Random, methods: Sequence[str] = ("noise",)) -
         options["temperature"] = chance.choice((0.0, *[options["temperature"]] * 4))
         options["logprobs"] = chance.choice((None, None, 0, 3))
     return options
-
-
-def checked(options: dict[str, Any]) -> GenerateConfig:
-    return GenerateConfig(**options)

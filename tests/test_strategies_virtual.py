@@ -30,7 +30,7 @@ from pipesd.sim.tokeniser import BEGIN_ID, END_ID, ByteTokeniser
 WITH_CLOUD = [name for name in PRESETS if name != "local"]
 DRAFTING = [name for name in WITH_CLOUD if name != "cloud"]
 FAST = 24  # scenes of each kind by default
-SAMPLED = 5
+SAMPLED = 3  # of those that are sampled
 MANY = 600
 TESTING = ["rejection", "rejection", "picospec"]
 
