@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laws import dense, misfit
 
-from pipesd.policy.accept import FIRST_PROPOSALS, MORE_PROPOSALS, Choices, Draw, Refusal, accept_greedy, choose, highest
+from pipesd.policy.accept import FIRST_PROPOSALS, MOST_AT_ONCE, Choices, Draw, Refusal, accept_greedy, choose, highest
 from pipesd.policy.noise import Stream
 from pipesd.policy.sampler import Sampler
 from pipesd.policy.sampling import Method, Sampling
@@ -148,11 +148,8 @@ def test_of_more_ids_numbered_proposals_are_told_the_same_whenever_asked() -> No
     first = one.told(0)
     more = one.told(first.end)
     assert (first.first, len(first.pairs), first.end) == (0, FIRST_PROPOSALS, FIRST_PROPOSALS)
-    assert (more.first, len(more.pairs), more.end) == (
-        FIRST_PROPOSALS,
-        MORE_PROPOSALS,
-        FIRST_PROPOSALS + MORE_PROPOSALS,
-    )
+    assert (more.first, len(more.pairs), more.end) == (FIRST_PROPOSALS, 4 * FIRST_PROPOSALS, 5 * FIRST_PROPOSALS)
+    assert len(one.told(10_000).pairs) == MOST_AT_ONCE
     assert all(p == law.probability(token) for token, p in first.pairs + more.pairs)
     again = refusal(row)
     assert again.told(first.end) == more and again.told(0) == first and again.told(3).pairs[:13] == first.pairs[3:]
@@ -162,7 +159,7 @@ def test_proposals_have_the_target_s_law() -> None:
     row = np.append(RNG.normal(size=20) + 8, RNG.normal(size=400))
     one, law = refusal(row), dense(law_of(REJECTION, row.astype(np.float32)), 420)
     counts = np.zeros(420)
-    for tried in range(1, 100_000, MORE_PROPOSALS):
+    for tried in range(MOST_AT_ONCE, 100_000, MOST_AT_ONCE):
         np.add.at(counts, [token for token, _ in one.told(tried).pairs], 1)
     assert misfit(counts, law) > 0.001
 

@@ -130,10 +130,9 @@ def test_the_law_is_the_targets(method: Method, way: str) -> None:
 
 @pytest.mark.parametrize("way", ["vanilla", "pipesd"])
 def test_the_law_is_the_targets_where_it_is_not_told_whole(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """As with laws of many ids: proposals come down, sixteen at first, and more are asked for."""
+    """As with laws of many ids: proposals come down, one at first, and more are asked for."""
     monkeypatch.setattr(accept, "MOST_WHOLE", 1)
     monkeypatch.setattr(accept, "FIRST_PROPOSALS", 1)
-    monkeypatch.setattr(accept, "MORE_PROPOSALS", 2)
     check(KEYED, DRAFTS["bad"], Sampling(temperature=1.0, method=Method.REJECTION), WAYS[way], 1500, 0.01)
 
 

@@ -11,7 +11,8 @@ from pipesd.policy.sampler import Sampler
 from pipesd.policy.sampling import Law, Method
 
 MOST_WHOLE = 256  # ids of a distribution that is told whole
-FIRST_PROPOSALS, MORE_PROPOSALS = 16, 64
+FIRST_PROPOSALS = 16
+MOST_AT_ONCE = 1024  # proposals: where few are taken four times as many are told as were tried
 
 
 class Draw(NamedTuple):
@@ -68,7 +69,7 @@ class Refusal:
             return Refused(self._pairs(highest(weights, most)))
         if self._sums is None:
             self._sums = np.cumsum(weights, dtype=np.float64)
-        count = MORE_PROPOSALS if tried else FIRST_PROPOSALS
+        count = max(FIRST_PROPOSALS, min(4 * tried, MOST_AT_ONCE))
         units = [self._sampler.unit(self._position, Stream.PROPOSAL, j) for j in range(tried, tried + count)]
         places = np.searchsorted(self._sums, np.array(units) * self._sums[-1], side="right")
         return Refused(self._pairs(np.minimum(places, len(weights) - 1)), first=tried)
