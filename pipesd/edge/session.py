@@ -89,7 +89,7 @@ class EdgeSession:
         if needs_models:
             import_models()
         loading = threading.Thread(target=warmup, name="pipesd-kernels", daemon=True)
-        if self.strategy.batching == "dp":
+        if needs_drafter:
             loading.start()  # beside the models
         if self.strategy.uses_cloud:  # connects while the models load
             round_trips = steering.round_trips if steering else None
@@ -107,7 +107,7 @@ class EdgeSession:
             pair = f"{self._tokeniser.name} {self._welcome.model_fingerprint.hex()} {config.cloud}"
             path = default_path() if config.tuning == "auto" else config.tuning
             steering.remember(path, f"{self.strategy.key} {pair}")
-        if self.strategy.batching == "dp":
+        if needs_drafter:
             loading.join()
 
     def close(self) -> None:
