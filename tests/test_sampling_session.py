@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,25 @@ def test_a_broad_distribution_is_proposed_from_until_something_is_taken() -> Non
             stats = session.stats
     assert len(ids) == 300 and stats["refusals"] > 5
     assert stats["proposals"] > 16 * stats["refusals"], "some needed more than the first lot"
+
+
+def test_no_way_is_chosen_while_a_refused_place_is_to_be_drawn(cloud: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cloud's own token there would not have the target's law."""
+    stopped: list[bool] = []
+    with sampling_edge(cloud.address, strategy="auto") as session:
+        loop = session._loop
+        run: Any = SimpleNamespace(drafter_failed=False)
+        machine: Any = SimpleNamespace(
+            running=True, drafts=True, redrawing=True, stop_drafting=lambda: stopped.append(True) or []
+        )
+        monkeypatch.setattr(loop, "machine", machine)
+        monkeypatch.setattr(loop, "steering", SimpleNamespace(drafting=False, settled=lambda: None))
+        loop._choose_way(run)
+        assert not stopped
+        machine.redrawing = False
+        loop._choose_way(run)
+        assert stopped
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("strategy", ["vanilla", "pipesd"])
