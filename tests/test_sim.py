@@ -23,6 +23,7 @@ from pipesd.edge.models import Drafter, Tokeniser
 from pipesd.errors import PipeSDError, UsageError
 from pipesd.policy.accept import Choices, Draw
 from pipesd.policy.batch_choices import greedy_choices
+from pipesd.policy.noise import mix
 from pipesd.policy.sampler import Sampler
 from pipesd.policy.sampling import Sampling
 from pipesd.sim.distributions import KeyedDistribution, draft_of, probabilities
@@ -43,7 +44,6 @@ from pipesd.sim.texts import (
     continuation,
     folded,
     law_digest,
-    mixed,
     state_of,
     unit,
 )
@@ -301,14 +301,14 @@ def test_table_target_gives_its_table_whatever_the_prefix() -> None:
 
 def test_a_keyed_distribution_is_a_function_of_the_prefix() -> None:
     law = KeyedDistribution(3, range(1, 9), 2.0, end_id=9)
-    rows = np.array([law.row(mixed(state), 16) for state in range(4000)])
+    rows = np.array([law.row(mix(state), 16) for state in range(4000)])
     assert np.isneginf(rows[:, [0, *range(10, 16)]]).all() and (rows[:, 9] == -4.0).all()
     assert abs(rows[:, 1:9].mean()) < 0.05 and rows[:, 1:9].std() == pytest.approx(2.0, abs=0.03)
     assert np.abs(np.corrcoef(rows[:, 1:9].T) - np.eye(8)).max() < 0.08  # five standard deviations
     copy = pickle.loads(pickle.dumps(law))
-    assert np.array_equal(copy.row(mixed(7), 16), rows[7]) and law.choice(mixed(7)) == rows[7].argmax()
-    assert not np.array_equal(KeyedDistribution(4, range(1, 9), 2.0, end_id=9).row(mixed(7), 16), rows[7])
-    assert law.row(mixed(7), 12).shape == (12,) and KeyedDistribution(floor=-9.0).row(1, 128).min() == -9.0
+    assert np.array_equal(copy.row(mix(7), 16), rows[7]) and law.choice(mix(7)) == rows[7].argmax()
+    assert not np.array_equal(KeyedDistribution(4, range(1, 9), 2.0, end_id=9).row(mix(7), 16), rows[7])
+    assert law.row(mix(7), 12).shape == (12,) and KeyedDistribution(floor=-9.0).row(1, 128).min() == -9.0
     with pytest.raises(ValueError, match="read-only"):
         law.row(1, 16)[3] = 0.0  # rows are shared
 
@@ -320,7 +320,7 @@ def test_a_draft_of_a_distribution_is_as_good_as_asked(agreement: float) -> None
     overlap = np.mean(
         [
             np.minimum(probabilities(law.row(state, 8)), probabilities(draft.row(state, 8))).sum()
-            for state in map(mixed, range(500))
+            for state in map(mix, range(500))
         ]
     )
     assert overlap == pytest.approx({0.0: 0.35, 0.3: 0.48, 0.8: 0.86, 1.0: 1.0}[agreement], abs=0.04)

@@ -54,6 +54,17 @@ def unit(key: int, number: int) -> float:
     return ((mix(key + (number + 1) * GOLDEN) >> 12) + 0.5) * UNIT
 
 
+def units(key: int, numbers: Any) -> Any:
+    """The same for uint64 (n,) numbers: float64 (n,)."""
+    import numpy as np
+
+    z = np.uint64(key) + (numbers + np.uint64(1)) * np.uint64(GOLDEN)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(FIRST_FACTOR)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(SECOND_FACTOR)
+    z ^= z >> np.uint64(31)
+    return ((z >> np.uint64(12)).astype(np.float64) + 0.5) * UNIT
+
+
 def exponential(key: int, number: int) -> float:
     """The same as a draw of the exponential distribution with mean 1, at least `unit(key, number)`."""
     return -math.log1p(-unit(key, number))
@@ -93,18 +104,14 @@ def _race_of_arrays(weights: Any, key: int, numbers: Any) -> tuple[int, float, f
         return -1, math.inf, math.inf
     if numbers is None:
         numbers = np.arange(len(weights), dtype=np.uint64)
-    z = np.uint64(key) + (numbers + np.uint64(1)) * np.uint64(GOLDEN)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(FIRST_FACTOR)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(SECOND_FACTOR)
-    z ^= z >> np.uint64(31)
-    units = ((z >> np.uint64(12)).astype(np.float64) + 0.5) * UNIT
+    arrivals = units(key, numbers)
 
     def time(place: int) -> float:  # numpy's own logarithm may differ in the last place
         weight = float(weights[place])
-        return -math.log1p(-float(units[place])) / weight if weight > 0 else math.inf
+        return -math.log1p(-float(arrivals[place])) / weight if weight > 0 else math.inf
 
     with np.errstate(divide="ignore"):
-        earliest = units / weights
+        earliest = arrivals / weights
     leader = int(earliest.argmin())
     least = earliest[leader]
     earliest[leader] = math.inf

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipesd.policy.noise import mix, units
 from pipesd.policy.sampler import Sampler
-from pipesd.sim.texts import LETTERS, folded, mixed, state_of
+from pipesd.sim.texts import LETTERS, folded, state_of
 
 Row = npt.NDArray[np.float32]  # logits (width,), not to be written to
 _UNIT_SPREAD = math.sqrt(3.0) / math.pi  # what makes a logistic distribution one of standard deviation 1
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Distribution:
@@ -107,7 +107,7 @@ class Blend(Distribution):
 
 def draft_of(law: KeyedDistribution, agreement: float, seed: int = 0) -> Blend:
     """A draft model that agrees with a keyed law as much as wanted: 1 always, 0 by chance."""
-    other = KeyedDistribution(mixed(law.key ^ mixed(seed + 1)), law.alphabet, law.sharpness, law.end_id, law.floor)
+    other = KeyedDistribution(mix(law.key ^ mix(seed + 1)), law.alphabet, law.sharpness, law.end_id, law.floor)
     return Blend(law, other, agreement)
 
 
@@ -146,10 +146,7 @@ def _keyed_row(
 ) -> Row:
     row = np.full(width, floor, np.float32)
     places = np.array(alphabet, np.int64)
-    z = np.uint64(mixed(state ^ mixed(2 * key + 1))) + (places.astype(np.uint64) + np.uint64(1)) * _GOLDEN
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    even = (((z ^ (z >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    even = units(mix(state ^ mix(2 * key + 1)), places.astype(np.uint64))
     row[places] = sharpness * _UNIT_SPREAD * np.log(even / (1.0 - even))
     if end_id is not None:
         row[end_id] = -2.0 * sharpness

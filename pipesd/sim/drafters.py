@@ -16,12 +16,13 @@ import numpy as np
 
 from pipesd.clock import Clock, SystemClock
 from pipesd.core import Drawn, Vocabulary
+from pipesd.policy.noise import mix
 from pipesd.policy.sampler import Choice
 from pipesd.sim.distributions import Distribution, Row, probabilities
-from pipesd.sim.texts import EMPTY, LETTERS, Law, folded, mixed, unit
+from pipesd.sim.texts import EMPTY, LETTERS, Law, folded, unit
 from pipesd.sim.tokeniser import byte_vocabulary
 
-_AGREES, _WRONG, _CONFIDENCE = (mixed(i) for i in (11, 12, 13))  # independent draws from one state
+_AGREES, _WRONG, _CONFIDENCE = (mix(i) for i in (11, 12, 13))  # independent draws from one state
 
 
 class Proposal(Protocol):
@@ -52,7 +53,7 @@ class Agreement:
 
     def propose(self, position: int, state: int) -> tuple[int, float]:
         """See `Proposal`; `position` does not matter."""
-        drawn = mixed(state ^ mixed(self.seed))
+        drawn = mix(state ^ mix(self.seed))
         said = self.law.choice(state)
         right = unit(drawn ^ _AGREES) < self.agreement
         if self.confidence is not None:
@@ -63,7 +64,7 @@ class Agreement:
 
     def _other(self, said: int, drawn: int) -> int:
         others = [token_id for token_id in self.wrong if token_id != said]
-        return others[mixed(drawn) % len(others)]
+        return others[mix(drawn) % len(others)]
 
 
 @dataclass(frozen=True)

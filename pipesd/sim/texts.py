@@ -13,22 +13,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-_MASK = (1 << 64) - 1
-EMPTY = 0x9E3779B97F4A7C15  # the state of the empty prefix
+from pipesd.policy.noise import GOLDEN, mix
+
+EMPTY = GOLDEN  # the state of the empty prefix
 LETTERS = tuple(b"etaoin shrdlu")  # ids of readable letters in a `byte_vocabulary`
-
-
-def mixed(number: int) -> int:
-    """`number` (taken modulo 2**64) scrambled one to one into 0..2**64-1: the finaliser of splitmix64."""
-    x = number & _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
 
 
 def folded(state: int, token_id: int) -> int:
     """The state of a prefix one id longer. For one `state`, different ids below 2**63 give different results."""
-    return mixed(state + 0x9E3779B97F4A7C15 * (token_id + 1))
+    return mix(state + GOLDEN * (token_id + 1))
 
 
 def state_of(ids: Iterable[int], state: int = EMPTY) -> int:
@@ -40,7 +33,7 @@ def state_of(ids: Iterable[int], state: int = EMPTY) -> int:
 
 def unit(number: int) -> float:
     """A number in [0, 1) that depends on `number` alone; uniform over different numbers."""
-    return (mixed(number) >> 11) * 2.0**-53
+    return (mix(number) >> 11) * 2.0**-53
 
 
 class Law(Protocol):
@@ -70,11 +63,11 @@ class KeyedText:
 
     @cached_property
     def _key(self) -> int:
-        return mixed(self.key * 2 + 1)
+        return mix(self.key * 2 + 1)
 
     def choice(self, state: int) -> int:
         """The next id behind the prefix that has `state`."""
-        drawn = mixed(state ^ self._key)
+        drawn = mix(state ^ self._key)
         if self.end_id is not None and unit(drawn) < self.end_rate:
             return self.end_id
         return self.alphabet[drawn % len(self.alphabet)]
