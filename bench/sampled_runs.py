@@ -135,6 +135,7 @@ def run_table(rows: Sequence[Row]) -> list[str]:
             f"{row.sums['target_passes'] / tokens:8.3f}{row.sums['refusals'] / tokens:9.3f}"
             f"{row.sums['proposals'] / tokens:10.3f}{'' if error is None else f'{error:.3f}':>8}"
         )
+    lines.append(f"{sum(row.wrong for row in rows)} outputs under shared noise are not the target's own sample")
     lines.append("accepted: of the tokens whose forerunners were right; up and down: bytes; all others for each token")
     lines.append("ms/token of real rows: both models share the processor, so they are not to be compared with replayed")
     return lines

@@ -2,8 +2,8 @@
 
 In parts (--only):
 
-- `acceptance`: how often a draft token is accepted at temperatures .6, .8 and 1, by rejection sampling (Σ min(p, q))
-  and under shared noise (by its formula, and counted with the real sampler), along texts that the target samples.
+- `acceptance`: how often a draft token is accepted at temperatures .6, .8 and 1, by rejection sampling and under
+  shared noise (by their formulas, and counted with the real code), along texts that the target samples.
 - `predictor`: how well the draft's probability, its entropy and the margin of the race foretell acceptance under noise,
   as areas under the ROC curve, on the same texts.
 - `cost`: what a choice takes, beside numpy's arg-max, the plain way to draw, and the target's pass. Without models only
@@ -13,7 +13,8 @@ In parts (--only):
   for itself. Rejection sampling cannot be replayed (its text hangs on what is drafted): real sessions, in which both
   models share the processor, so that only bytes and acceptance are to be compared.
 
-Intervals are of 95 %. The last line is one JSON object, in which they are [value, low, high].
+Outputs under shared noise that are not the target's own sample make the exit code 1. Intervals
+are of 95 %. The last line is one JSON object, in which they are [value, low, high].
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def main() -> int:
     models = options.draft and options.target
     if not models and parts != ["cost"]:
         raise UsageError("give --draft FILE.gguf and --target FILE.gguf, or --only cost")
-    began_s = time.monotonic()
+    began_s, wrong = time.monotonic(), 0
     result: dict[str, Any] = {"bench": "sampling", "options": vars(options), "compiled": warmup()}
     both = Both.load(options.draft, options.target) if models and parts != ["run"] else None
     if both is not None and {"acceptance", "predictor"}.intersection(parts):
@@ -116,9 +117,10 @@ def main() -> int:
         sessions = runs(options, progress)
         result["run"] = [row._asdict() for row in sessions]
         show("sessions", run_table(sessions))
+        wrong = sum(row.wrong for row in sessions)
     result["seconds"] = time.monotonic() - began_s
     print(json.dumps(result))
-    return 0
+    return 1 if wrong else 0
 
 
 def show(title: str, lines: list[str]) -> None:
