@@ -155,6 +155,38 @@ def test_of_more_ids_numbered_proposals_are_told_the_same_whenever_asked() -> No
     assert again.told(first.end) == more and again.told(0) == first and again.told(3).pairs[:13] == first.pairs[3:]
 
 
+class Counted(Sampler):
+    """Counts how often proposals are drawn."""
+
+    times = 0
+
+    def units(self, position: int, stream: Stream, numbers: range) -> Any:
+        self.times += 1
+        return super().units(position, stream, numbers)
+
+
+def test_a_question_that_is_repeated_is_answered_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = RNG.normal(size=3000).astype(np.float32)
+    sampler = Counted(Sampling(**REJECTION), 5)
+    law = sampler.law(row, ())
+    assert law is not None
+    one, sums = Refusal(law, sampler, 7), []
+    cumsum = np.cumsum
+    monkeypatch.setattr(np, "cumsum", lambda *args, **more: sums.append(1) or cumsum(*args, **more))
+    answers = [one.told(tried) for tried in (0, 16, 400) for _ in range(50)]
+    assert sampler.times == 3 and len(sums) == 1, "a flood of the same question costs the cloud its time"
+    assert len({id(answer) for answer in answers}) == 3
+    few = refusal(row, top_k=4)
+    assert few.told(0) is few.told(0) is few.told(16), "what is told whole does not hang on what was tried"
+
+
+def test_proposals_have_the_noise_of_their_numbers() -> None:
+    sampler = Sampler(Sampling(**REJECTION), 5)
+    numbers = range(1000, 1040)
+    singly = [sampler.unit(7, Stream.PROPOSAL, number) for number in numbers]
+    assert sampler.units(7, Stream.PROPOSAL, numbers).tolist() == singly
+
+
 def test_proposals_have_the_target_s_law() -> None:
     row = np.append(RNG.normal(size=20) + 8, RNG.normal(size=400))
     one, law = refusal(row), dense(law_of(REJECTION, row.astype(np.float32)), 420)

@@ -49,34 +49,49 @@ class Refusal:
         self._law = law
         self._sampler = sampler
         self._position = position
-        self._sums: Any = None
+        self._sums: Any = None  # of the weights, where proposals are drawn from them
+        self._told: Refused | None = None
 
     def told(self, tried: int) -> Refused:
         """What to tell an edge that refused the first `tried` proposals: the same whenever it is asked.
 
         A distribution of few ids is told whole, exactly; with method PICOSPEC the most probable ids of a larger one,
-        highest first. Else proposals, drawn from it.
+        highest first. Else proposals, drawn from it. A question that is repeated costs nothing.
         """
+        if self._told is None:
+            self._told = self._few() or self._proposed(tried)
+        elif self._told.first not in (None, tried):
+            self._told = self._proposed(tried)
+        return self._told
+
+    def _few(self) -> Refused | None:
+        """All that is ever told, None where proposals are."""
         import numpy as np
 
         weights = self._law.weights
         places = np.flatnonzero(weights)
         picospec = self._sampler.sampling.method is Method.PICOSPEC
         most = self._sampler.sampling.top_mass if picospec else MOST_WHOLE
-        if len(places) <= most:
-            return Refused(self._pairs(places))
-        if picospec:
-            return Refused(self._pairs(highest(weights, most)))
-        if self._sums is None:
+        if len(places) > most and not picospec:
             self._sums = np.cumsum(weights, dtype=np.float64)
+            return None
+        return Refused(self._pairs(places if len(places) <= most else highest(weights, most)))
+
+    def _proposed(self, tried: int) -> Refused:
+        import numpy as np
+
         count = max(FIRST_PROPOSALS, min(4 * tried, MOST_AT_ONCE))
-        units = [self._sampler.unit(self._position, Stream.PROPOSAL, j) for j in range(tried, tried + count)]
-        places = np.searchsorted(self._sums, np.array(units) * self._sums[-1], side="right")
-        return Refused(self._pairs(np.minimum(places, len(weights) - 1)), first=tried)
+        units = self._sampler.units(self._position, Stream.PROPOSAL, range(tried, tried + count))
+        places = np.searchsorted(self._sums, units * self._sums[-1], side="right")
+        return Refused(self._pairs(np.minimum(places, len(self._sums) - 1)), first=tried)
 
     def _pairs(self, places: Any) -> tuple[tuple[int, float], ...]:
+        """Ids and their probabilities, those of `Law.probability`."""
+        import numpy as np
+
         ids = places if self._law.ids is None else self._law.ids[places]
-        return tuple((token, self._law.probability(token)) for token in ids.tolist())
+        p = (self._law.weights[places].astype(np.float64) / self._law.total).astype(np.float32)
+        return tuple(zip(ids.tolist(), p.tolist(), strict=True))
 
 
 class Choices(NamedTuple):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pipesd.policy.noise import Stream, race, stream_key, unit
+from pipesd.policy.noise import Stream, race, stream_key, unit, units
 from pipesd.policy.penalties import Counts
 from pipesd.policy.sampling import Law, Sampling, adjusted, warped
 
@@ -64,6 +64,12 @@ class Sampler:
     def unit(self, position: int, stream: Stream, number: int = 0) -> float:
         """Number `number` of a stream of noise at `position`: even over (0, 1)."""
         return unit(stream_key(self.seed, position, stream), number)
+
+    def units(self, position: int, stream: Stream, numbers: range) -> Any:
+        """Those of several `numbers`: float64 (n,)."""
+        import numpy as np
+
+        return units(stream_key(self.seed, position, stream), np.arange(numbers.start, numbers.stop, dtype=np.uint64))
 
     def _highest(self, row: Any) -> Choice | None:
         token = int(row.argmax())  # of the first NaN, if there is one
