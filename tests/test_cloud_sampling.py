@@ -22,11 +22,11 @@ REFUSAL: Any = ModelRefusal(0, (), 9, frozenset(), True)
 
 
 class Cloud:
-    """One session behind the prompt 1, 2 with limit 10 and stop id 9."""
+    """One session behind the prompt 1, 2 with stop id 9."""
 
-    def __init__(self, sampling: Sampling | None, mode: Mode = Mode.NAV) -> None:
-        self.machine = CloudMachine(CloudLimits(context=20, vocabulary_size=10))
-        assert not self.tell(Open(7, 1, 0, HASH, (1, 2), 10, (9,), sampling, 5, mode, HASH, HASH))
+    def __init__(self, sampling: Sampling | None, mode: Mode = Mode.NAV, limit: int = 10) -> None:
+        self.machine = CloudMachine(CloudLimits(context=2 * limit, vocabulary_size=10))
+        assert not self.tell(Open(7, 1, 0, HASH, (1, 2), limit, (9,), sampling, 5, mode, HASH, HASH))
         (opened,) = self.result(Choices((), 0))
         assert isinstance(opened, Opened)
 
@@ -128,6 +128,24 @@ def test_log_probabilities_come_with_each_id_as_often_as_it_is_said() -> None:
     assert isinstance(verdict, Verdict) and verdict.logprobs == (told(6),)
     _, verdict = cloud.draft(5, epoch=1, nav=False, again=True)
     assert isinstance(verdict, Verdict) and verdict.ids == () and verdict.logprobs is None
+
+
+def test_log_probabilities_are_kept_no_longer_than_they_may_be_repeated() -> None:
+    cloud = Cloud(Sampling(temperature=1.0, logprobs=1), Mode.FREE, limit=1000)
+    (session,) = cloud.machine._sessions.values()
+    most = known = 0
+    while cloud.machine.work():
+        (verdict,) = cloud.result(Choices((3,), 0, logprobs=(told(len(cloud.committed)),)))
+        most = max(most, len(session.logprobs))
+        length = len(cloud.committed)
+        if length - known > 40 and not session.ended:
+            known = length - 10
+            for pos in (known, known - 20):  # the second is late and acknowledges less
+                opened, verdict = cloud.draft(pos, nav=False, again=True)
+                assert isinstance(verdict, Verdict) and verdict.logprobs is not None
+                assert [one.own for one in verdict.logprobs] == [told(at).own for at in range(known, length)]
+    limits = cloud.machine.limits
+    assert len(cloud.committed) == 1000 and most <= limits.run_ahead + limits.draft_ahead
 
 
 def test_log_probabilities_end_with_the_ids() -> None:

@@ -183,7 +183,7 @@ class CloudMachine:
         drawn = m.known > length and not s.ended and m.pos <= length < m.pos + len(m.ids)
         if drawn and s.ends_with(m.ids[length - m.pos], now_s):
             return []
-        s.known = max(s.known, m.known)
+        s.acknowledge(m.known)
         replies: list[Message] = []
         if m.again:
             s.said = min(s.said, s.known)

@@ -57,7 +57,7 @@ class CloudSession:
     draft: list[int] = field(default_factory=list)
     p_draft: list[float] = field(default_factory=list)  # of each of `draft`, where it is tested
     sampler: Sampler | None = None  # None: the highest logit
-    logprobs: list[Logprobs] = field(default_factory=list)  # of the last ids of `committed`, where they are told
+    logprobs: list[Logprobs] = field(default_factory=list)  # of the committed ids from `known` on, where they are told
     refusal: Refusal | None = None  # the edge's draw is awaited
     tried: int = 0  # how many proposals of it the edge refused
     epoch: int = -1
@@ -105,6 +105,11 @@ class CloudSession:
     def logprobs_of(self, pos: int) -> tuple[Logprobs, ...]:
         """Those of the committed ids from `pos` on, which must be of this opening."""
         return tuple(self.logprobs[len(self.logprobs) - len(self.committed) + pos :])
+
+    def acknowledge(self, known: int) -> None:
+        """The edge has the ids below `known`: what goes with them is never repeated."""
+        self.known = max(self.known, known)
+        del self.logprobs[: max(0, len(self.logprobs) - len(self.committed) + self.known)]
 
     @property
     def told(self) -> Refused | None:
