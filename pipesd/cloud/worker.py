@@ -123,13 +123,7 @@ class Worker:
     def _verify(self, work: list[Work]) -> None:
         """One pass over the sessions in `work`, and what each is told."""
         started_s = self._clock.now()
-        for item in work:
-            self._target.truncate(item.slot, item.keep)
-        batch, draws = [(item.slot, item.ids, item.rows) for item in work], [item.draw for item in work]
-        if any(draw is not None for draw in draws):
-            choices = self._target.sample(batch, draws)
-        else:
-            choices = greedy_choices(batch, self._target.greedy(batch))
+        choices = choices_of(self._target, work)
         now_s = self._clock.now()
         for item, chosen in zip(work, choices, strict=True):
             self._say(self._machine.done(item, chosen, now_s - started_s, now_s))
