@@ -1,8 +1,9 @@
 """When the edge asks for verification (NAV): a trigger sees each draft token and says whether to ask now.
 
 The token that it asks at is part of the draft that is verified, low as its confidence may be. The confidence is the
-draft model's own probability of the token at temperature 1: sampling options of a request do not change it. What is no
-probability (NaN, below 0, above 1) counts as 0: a guess that nothing is known of.
+draft model's own probability of the token at temperature 1, which no sampling option of a request changes; or, where
+the session asks for it, the margin by which the token was ahead when it was drawn, which they do change. A confidence
+that is none (NaN, below 0, above 1) counts as 0: a guess that nothing is known of.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class Trigger(Protocol):
     """The rule by which verification is asked for. Where drafting goes on meanwhile several drafts may be undecided."""
 
     def observe(self, p_draft: float, entropy: float = 0.0) -> str | None:
-        """One more draft token, with its probability and the entropy (nats) of the distribution it is from: the name
-        of the rule that asks for verification behind it, or None. After a name a new draft begins."""
+        """One more draft token, with the confidence in it and the entropy (nats) of the draft model's distribution at
+        temperature 1: the name of the rule that asks for verification behind it, or None. After a name a new draft
+        begins."""
 
     def asked(self) -> None:
         """Verification was asked for, by this rule or as nothing else was left to do: a new draft begins."""
