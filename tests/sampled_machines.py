@@ -131,7 +131,7 @@ class Machines:
                         self._proposals.forget(pos)
                 case act.Redraw(pos, refused):
                     assert self._proposals is not None
-                    token = self._proposals.redraw(pos, refused, refused.first or 0)
+                    token = self._proposals.redraw(pos, refused)
                     edge = self._edge
                     self._perform(edge.ask_more(refused.end) if token is None else edge.redrawn(token))
                 case act.Committed(pos, ids, accepted, rejected):

@@ -84,7 +84,7 @@ class Edge:
                 case act.Rollback(pos):
                     self.proposals.forget(pos)
                 case act.Redraw(pos, refused):
-                    token = self.proposals.redraw(pos, refused, refused.first or 0)
+                    token = self.proposals.redraw(pos, refused)
                     more = self.machine.ask_more(refused.end) if token is None else None
                     self.perform(self.machine.redrawn(token) if more is None else more)  # type: ignore[arg-type]
                 case act.Committed(_, ids):

@@ -318,7 +318,7 @@ def drawn_by_rejection(p_row: np.ndarray, q_row: np.ndarray, prompt: Sequence[in
     tried = 0
     while True:
         refused = choices.refusal.told(tried)
-        token = proposals.redraw(at, refused, tried)
+        token = proposals.redraw(at, refused)
         if token is not None:
             return token
         tried = refused.end

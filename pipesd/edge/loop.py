@@ -218,7 +218,7 @@ class Loop:
         run.meter.refusals += not before
         run.meter.proposals += told if refused.first is not None else 0
         self._events.record("refused", pos=pos, told=told, first=refused.first)
-        token = run.proposals.redraw(pos, refused, before)
+        token = run.proposals.redraw(pos, refused)
         if token is None:
             self._perform(run, self.machine.ask_more(refused.end))
         else:

@@ -22,7 +22,9 @@ from pipesd.policy.noise import Stream, race, stream_key
 from pipesd.policy.sampler import Choice, Sampler
 from pipesd.policy.sampling import Law, Method
 
-MOST_PROPOSALS = 1 << 14  # then the residual is no more than rounding, and the last one is taken
+# The last of so many is taken, whatever it is. Where the residual's sum is R a draft token is refused with probability
+# R, and then all N of them are with (1 - R)**N: the law of a place is off by R·(1 - R)**N, at most 1 / (e·N) = 2.3e-5.
+MOST_PROPOSALS = 1 << 14
 
 
 class Proposals:
@@ -36,8 +38,9 @@ class Proposals:
 
     @property
     def error_bound(self) -> float:
-        """Most by which the law of a token may differ from the target's (total variation) so far: 0 where all is
-        exact."""
+        """With PicoSpec, of the places where a token was refused so far: the largest share of the target's distribution
+        that was left out. Before the test, the law of each of these places differed from the target's by at most that
+        (total variation). Of other places it says nothing. Else 0."""
         return self._error_bound
 
     def choose(self, row: Any, position: int, prefix: Sequence[int]) -> Choice | None:
@@ -66,17 +69,13 @@ class Proposals:
         for known in [known for known in self._laws if known < position]:
             del self._laws[known]
 
-    def redraw(self, position: int, refused: Refused, tried: int) -> int | None:
+    def redraw(self, position: int, refused: Refused) -> int | None:
         """The id that stands at `position`, where the drafted one was refused; None: none of the proposals is taken, so
-        `refused.end` are tried. `tried`: how many were before; the same question has the same answer."""
+        `refused.end` are tried. The same question has the same answer."""
         law = self._laws[position]
         if refused.first is None:
             return self._from_residual(law, position, refused.pairs)
-        if refused.first > tried:
-            return None
         for number, (token, p) in enumerate(refused.pairs, refused.first):
-            if number < tried:
-                continue
             share = _residual(p, law.probability(token)) / p if p > 0 else 0.0
             if self._sampler.unit(position, Stream.ANSWER, number) < share or number + 1 >= MOST_PROPOSALS:
                 return token
