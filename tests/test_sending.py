@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pipesd.core import Drawn
 from pipesd.policy.sending import Sending, Step, Uplink
 from pipesd.policy.token_batches import make_batching, plan_of
 from pipesd.policy.trigger import DualThreshold, FixedLength, Trigger
 
-SURE = Drawn(1, 0.99, 0.1)
+SURE = 0.99, 0.1  # confidence and entropy
 PLAN = plan_of((1, 2, 3), 0.0, 0.0, 0.0)
 
 
@@ -34,7 +33,7 @@ class Edge:
         for _ in range(tokens):
             self.now_s += 0.01
             self.end += 1
-            self.sending.drafted(SURE, self.end, self.now_s)
+            self.sending.drafted(*SURE, self.end, self.now_s)
             self.look()
         return self
 
@@ -154,7 +153,7 @@ def test_sending_ahead_is_weighed_by_what_it_takes_of_the_link() -> None:
             sending.decided(1, 0, rejected=not survives)
         sending.answer_s = remaining_s
         sending.asked(0.0, 0)
-        sending.drafted(SURE, 1, 0.0)
+        sending.drafted(*SURE, 1, 0.0)
         return sending.next_step(0.0, 0, 1, awaiting=True)[0] is Step.SEND
 
     assert sent_ahead(0.0, False, 0.0), "what takes nothing costs nothing"
@@ -172,7 +171,7 @@ def test_of_several_verdicts_that_are_awaited_the_first_counts() -> None:
     sending.asked(0.0, 0)
     sending.answer_s = 10.0
     sending.asked(0.0, 0)
-    sending.drafted(SURE, 1, 0.0)
+    sending.drafted(*SURE, 1, 0.0)
     assert sending.next_step(0.0, 0, 1, awaiting=True)[0] is Step.HOLD
 
 
@@ -192,15 +191,15 @@ def test_when_to_look_again() -> None:
     assert sending.wait_s(0.0) is None
     sending.sent(0.0, 1, everything=True)
     assert sending.wait_s(0.1) is None, "nothing waits"
-    sending.drafted(SURE, 1, 0.1)
+    sending.drafted(*SURE, 1, 0.1)
     assert sending.wait_s(0.1) == pytest.approx(0.4)
     assert sending.next_step(0.5, 0, 1, awaiting=False) == (Step.SEND, 1)
 
 
 def test_the_rule_that_asks_is_named_and_a_draft_counts_from_the_last_time() -> None:
     sending = made(trigger=DualThreshold(0.0, 0.5))
-    assert sending.drafted(SURE, 1, 0.0) is None
+    assert sending.drafted(*SURE, 1, 0.0) is None
     assert sending.since_trigger == 1
-    assert sending.drafted(Drawn(1, 0.5, 1.0), 2, 0.0) == "token"
+    assert sending.drafted(0.5, 1.0, 2, 0.0) == "token"
     assert sending.since_trigger == 0
     assert sending.ask(2) == 0, "nothing was drafted since"

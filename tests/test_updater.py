@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from pipesd.config import EdgeConfig
-from pipesd.core import Drawn
 from pipesd.policy.estimate import Estimate
 from pipesd.policy.sending import Sending, Uplink
 from pipesd.policy.strategy import make_strategy, make_trigger
@@ -73,11 +72,11 @@ def test_a_plan_holds_to_the_end_of_its_period() -> None:
     updater.begin(KNOWN)
     size = updater.plan.sizes[0]
     for _ in range(size - 1):
-        sending.drafted(Drawn(1, 0.99, 0.1), 1, 0.0)
+        sending.drafted(0.99, 0.1, 1, 0.0)
     updater.asked(2)
     whys(updater, KNOWN)
     waiting = sending.batching.waiting
-    sending.drafted(Drawn(1, 0.99, 0.1), 1, 0.0)
+    sending.drafted(0.99, 0.1, 1, 0.0)
     assert waiting == size - 1 and sending.batching.waiting == 0, "the batch that had begun is sent as planned"
 
 

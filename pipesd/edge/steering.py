@@ -96,12 +96,11 @@ class Steering:
         """A token was drafted at position `pos`, which took so long."""
         margin = {"margin": drawn.margin} if drawn.margin else {}
         self._events.record("drafted", pos=pos, id=drawn.id, p_draft=drawn.p_draft, entropy=drawn.entropy, **margin)
-        if self._strategy.confidence == "margin":
-            drawn = drawn._replace(p_draft=drawn.margin)
+        confidence = drawn.margin if self._strategy.confidence == "margin" else drawn.p_draft
         self.monitor.drafted(took_s)
         sending = self._sending
         length = sending.since_trigger + 1
-        rule = sending.drafted(drawn, pos + 1, now_s)
+        rule = sending.drafted(confidence, drawn.entropy, pos + 1, now_s)
         if rule is not None:
             self._triggered(rule, pos + 1, length)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 
-from pipesd.core import Drawn
 from pipesd.policy.token_batches import Batching
 from pipesd.policy.trigger import Trigger
 
@@ -75,11 +74,12 @@ class Sending:
         self._asks.clear()
         self._answers_s.clear()
 
-    def drafted(self, drawn: Drawn, end: int, now_s: float) -> str | None:
-        """One more token was drafted, behind which the draft ends at `end`; returns the rule that asks for
-        verification, if one does: then the draft up to here is to be verified and the period ends (PipeSD, rule 1)."""
+    def drafted(self, confidence: float, entropy: float, end: int, now_s: float) -> str | None:
+        """One more token was drafted, behind which the draft ends at `end`, with the confidence and the entropy (nats)
+        that the trigger sees; returns the rule that asks for verification, if one does: then the draft up to here is to
+        be verified and the period ends (PipeSD, rule 1)."""
         self.since_trigger += 1
-        rule = self.trigger.observe(drawn.p_draft, drawn.entropy)
+        rule = self.trigger.observe(confidence, entropy)
         if self.batching.drafted(self.uplink.busy_s(now_s) == 0.0):
             self._due = True
         if rule is not None:
