@@ -16,9 +16,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pipesd.config import MOST_LOGPROBS
 from pipesd.core import Logprobs, Mode, ModelInfo, Vocabulary
+from pipesd.logit_bias import MOST_BIASED
 from pipesd.policy.accept import Refused
-from pipesd.policy.sampling import MOST_BIASED, MOST_LOGPROBS, Sampling
+from pipesd.policy.sampling import Sampling
 from pipesd.protocol import messages, wire
 from pipesd.protocol.layouts import LAYOUTS, fields_of, message_of
 from pipesd.protocol.wire import Counters, Draft, Open, Ready, Verdict, WireError, check_version, decode, encode

@@ -15,10 +15,8 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from pipesd.config import MOST_LOGPROBS as MOST_LOGPROBS
 from pipesd.config import GenerateConfig, checked
 from pipesd.errors import UsageError
-from pipesd.logit_bias import MOST_BIASED as MOST_BIASED
 from pipesd.policy.penalties import Counts
 
 _AS_GIVEN = (  # what a user gives, checked as there

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+from pipesd.config import MOST_LOGPROBS
 from pipesd.core import Logprobs
 from pipesd.errors import UsageError
-from pipesd.policy.sampling import MOST_BIASED, MOST_LOGPROBS, Method, Sampling
+from pipesd.logit_bias import MOST_BIASED
+from pipesd.policy.sampling import Method, Sampling
 from pipesd.protocol.fields import Unfit, describe
 
 _OPTIONS = struct.Struct("<BBdIdddddHB")
