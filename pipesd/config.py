@@ -82,8 +82,8 @@ class EdgeConfig:
     )
     confidence: str = option(
         "probability",
-        "what triggers take for the confidence in a token: its probability at temperature 1, or by how much it was "
-        "ahead of all others when it was drawn",
+        "how sure of a token triggers take the draft model to be; probability: as it says itself, whatever the "
+        "sampling options; margin: by how far ahead of all others the token was when it was drawn",
         choices=CONFIDENCES, metavar="NAME",
     )  # fmt: skip
     tuning: str = option(
@@ -111,7 +111,9 @@ class GenerateConfig:
     """One generation. Raises UsageError for a value out of bounds and for options that do not go together."""
 
     max_tokens: int = option(256, "most tokens to generate", low=1, high=1 << 24)
-    temperature: float = option(0.0, "0: the target's most probable token, always", low=0, high=100)
+    temperature: float = option(
+        0.0, "0: the target's most probable token, always; above: a sample, the more even the higher", low=0, high=100
+    )
     top_k: int = option(0, "keep the k most probable tokens; 0: all", low=0, high=(1 << 31) - 1)
     top_p: float = option(1.0, "keep the most probable tokens up to this mass", low=0, high=1)
     min_p: float = option(0.0, "drop tokens below this share of the most probable one", low=0, high=1)
@@ -127,13 +129,20 @@ class GenerateConfig:
     seed: int | None = option(None, "seed of the sampling; none: a fresh one, reported", low=0, high=(1 << 64) - 1)
     sampling: str = option(
         "noise",
-        "how draft tokens are compared with the target: both draw under the same noise, or each draft token is tested",
+        "how a sample is drawn with drafts; noise: a seed always gives the ids that the target alone would draw; "
+        "rejection: the same law, other ids, more tokens accepted and more bytes; picospec: the same with fewer bytes, "
+        "approximate",
         choices=METHODS, metavar="NAME",
     )  # fmt: skip
-    top_mass: int = option(0, "the target's most probable ids that come down (sampling picospec)", low=0, high=1024)
+    top_mass: int = option(
+        0,
+        "how many of the target's most probable ids come down where it refuses a token, 1 to 1024 (sampling picospec)",
+        low=0,
+        high=1024,
+    )
     logprobs: int | None = option(
         None,
-        "report log-probabilities: of each token, and of so many of the most probable ones",
+        f"report log-probabilities: of each token, and of so many of the most probable ones, 0 to {MOST_LOGPROBS}",
         low=0,
         high=MOST_LOGPROBS,
     )
@@ -250,8 +259,9 @@ def add_flags(parser: argparse.ArgumentParser, kind: type, *, leave_out: Sequenc
             continue
         flag, wanted = "--" + f.name.replace("_", "-"), _base_type(hints[f.name])
         text = f.metadata["help"]
-        if f.metadata["choices"]:
-            text += f": {', '.join(filter(None, f.metadata['choices']))}"
+        names = [name for name in f.metadata["choices"] if name]
+        if not all(f"{name}: " in text for name in names):  # the text does not explain each
+            text += f": {', '.join(names)}"
         if f.default not in ("", (), None, False):
             text += f" (default {f.default})"
         common: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}

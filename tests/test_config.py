@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, asdict, fields
 from pathlib import Path
@@ -111,6 +112,21 @@ def test_what_is_no_number_is_refused(kind: type, name: str, wanted: type, tmp_p
     if name not in ("seed", "logprobs"):
         with pytest.raises(UsageError):
             by_library(kind, name, None)
+
+
+def test_help_names_each_choice_once_and_bounds_that_one_may_hit(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser(formatter_class=lambda prog: argparse.HelpFormatter(prog, width=1000))
+    for kind in (EdgeConfig, GenerateConfig):
+        add_flags(parser, kind)
+    parser.print_help()
+    text = capsys.readouterr().out
+    for f in (*fields(EdgeConfig), *fields(GenerateConfig)):
+        (shown,) = (line for line in text.splitlines() if f"{flag(f.name)} " in line and line.startswith("  --"))
+        for choice in filter(None, f.metadata["choices"]):
+            assert len(re.findall(rf"\b{choice}(?=[:,]|$| \(default)", shown)) == 1, shown
+        if f.name in ("top_mass", "logprobs"):
+            assert f"{1 if f.name == 'top_mass' else 0} to {f.metadata['high']}" in shown
+    assert "above: a sample" in text
 
 
 def test_whole_numbers_may_stand_for_others() -> None:
