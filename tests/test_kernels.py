@@ -145,6 +145,15 @@ def test_compiled_code_is_kept_and_used_again(cache: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.nb?")} == files
 
 
+def test_what_is_waited_for_is_logged_while_nothing_is_kept_yet(cache: Path) -> None:
+    before = "import logging; logging.basicConfig(level=logging.INFO, format='%(message)s')\n"
+    used, _, err = end(start(cache, before=before))
+    lines = err.splitlines()
+    assert used and len(lines) == KERNELS
+    assert re.fullmatch(r"compiling race with numba, a second or more: only where it was never done", lines[-1])
+    assert end(start(cache, before=before)) == (True, PLANS, "")
+
+
 def damage_all(change: Callable[[bytes], bytes], cache: Path, kinds: str) -> None:
     for path in cache.rglob(kinds):
         path.write_bytes(change(path.read_bytes()))

@@ -99,7 +99,7 @@ def test_ipv6(models: Models) -> None:
             pytest.skip("no IPv6 here")
     with scripted(models, "tcp://[::1]:0") as program:
         address = address_of(program)
-        assert address.startswith("tcp://[::1]:") and program.err == b""
+        assert address.startswith("tcp://[::1]:") and b"open to other machines" not in program.err
         ran = edge("generate", *models.options, "--cloud", address, "--prompt", "x", "--max-tokens", 2, "--quiet")
         assert (ran.code, len(ran.raw)) == (0, 3)
 

@@ -81,7 +81,22 @@ def _load(function: Callable[..., Any], signature: str) -> Callable[..., Any] | 
 
 
 def _compile(numba: Any, function: Callable[..., Any], signature: str, *, cache: bool) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = numba.njit(signature, cache=cache)(function)
+    from numba.core import event  # type: ignore[import-untyped,unused-ignore]
+
+    class Waiting(event.Listener):  # type: ignore[misc]
+        told = False
+
+        def on_start(self, event: Any) -> None:  # which does not come where compiled code is found
+            if not self.told:
+                log.info("compiling %s with numba, a second or more: only where it was never done", name)
+            self.told = True
+
+        def on_end(self, event: Any) -> None:
+            pass
+
+    name = function.__name__.strip("_")
+    with event.install_listener("numba:compile", Waiting()):
+        compiled: Callable[..., Any] = numba.njit(signature, cache=cache)(function)
     return compiled
 
 
