@@ -41,7 +41,7 @@ HASH = b"eight by"
 @dataclass(frozen=True)
 class Setup:
     """One small world. `stops_at` are positions where the target's own choice is a stop id. Where draft tokens are
-    tested, they are not compared with it; `own_token` is the option of that name.
+    tested, they are not compared with it.
     """
 
     mode: Mode = Mode.NAV
@@ -62,12 +62,11 @@ class Setup:
     stops_at: frozenset[int] = frozenset()
     reproducible: bool = True
     tests: bool = False
-    own_token: bool = False
     proposes: bool | None = None  # what is told of a refusal: proposals, or all; None: as chance has it
 
     @property
     def sampling(self) -> Sampling | None:
-        return Sampling(temperature=1.0, method=Method.REJECTION, own_token=self.own_token) if self.tests else None
+        return Sampling(temperature=1.0, method=Method.REJECTION) if self.tests else None
 
 
 @dataclass

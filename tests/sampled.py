@@ -35,7 +35,7 @@ def alone(law: Distribution, count: int, prompt: Sequence[int] = PROMPT_IDS, **o
     config = GenerateConfig(**options)
     text = list(prompt)
     for _ in range(count):
-        sampler = Sampler(make_sampling(config, drafts_on=False), config.seed or 0)
+        sampler = Sampler(make_sampling(config), config.seed or 0)
         choice = sampler.choose(law.row(state_of(text), WIDTH), len(text), text)
         assert choice is not None
         text.append(choice.id)

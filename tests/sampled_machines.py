@@ -44,7 +44,7 @@ class Way:
     sequence: float = 0.15
     token: float = 0.25
     mode: Mode = Mode.NAV
-    own_token: bool | None = None  # None: as the product has it
+    context: int = 1 << 20  # of the draft model
     draft_s: float = 1.0
     delay_s: float = 1.7
     pass_s: float = 2.3
@@ -80,9 +80,7 @@ class Machines:
     """One edge and one cloud, for one generation after the other."""
 
     def __init__(self, target: Distribution, draft: Distribution, sampling: Sampling, way: Way) -> None:
-        self._target, self._draft, self._way = target, draft, way
-        own_token = not (sampling.tests and way.ahead) if way.own_token is None else way.own_token
-        self._sampling = Sampling(**{**vars(sampling), "own_token": own_token})
+        self._target, self._draft, self._sampling, self._way = target, draft, sampling, way
 
     def generate(self, seed: int, count: int, seen: Seen | None = None) -> list[int]:
         """The ids behind the prompt; what came of them is added to `seen`."""
@@ -108,6 +106,9 @@ class Machines:
         return self._edge.committed[len(PROMPT) :]
 
     def _draft_one(self) -> None:
+        if self._edge.end >= self._way.context:
+            self._perform(self._edge.stop_drafting())
+            return
         edge, text = self._edge, [*self._edge.committed, *self._edge.draft]
         row = law_of(self._draft, text)
         chooser = self._proposals or self._sampler

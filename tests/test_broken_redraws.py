@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pipesd.core import Mode
 from pipesd.policy.accept import Choices
 from pipesd.protocol.actions import Action
 from pipesd.protocol.cloud_machine import CloudMachine
@@ -108,13 +107,19 @@ class KeepsTheRefusal(EdgeMachine):
 
 
 class WantsNoTokenOfTheClouds(EdgeMachine):
-    """Not even when it stops drafting."""
+    """Not even when it stopped drafting."""
 
-    def _open(self, base: int) -> list[Action]:
-        drafts, self._drafts = self._drafts, True
-        actions = super()._open(base)
-        self._drafts = drafts
-        return actions
+    @property
+    def drafts(self) -> bool:
+        return True
+
+
+class StopsAtOnce(EdgeMachine):
+    """What was drawn is dropped, and the cloud draws in its place."""
+
+    def stop_drafting(self) -> list[Action]:
+        actions = super().stop_drafting()
+        return self._go_alone() if self._stopping else actions
 
 
 class CountsNoRefusal(EdgeMachine):
@@ -194,17 +199,6 @@ class RunsFree(CloudMachine):
         if s is not None and s.opening == m.opening:
             s.mode = m.mode
         return replies
-
-
-class PassesWhileItWaits(CloudMachine):
-    def work(self) -> list[Work]:
-        refusals = {s.session: s.refusal for s in self._sessions.values()}
-        for s in self._sessions.values():
-            s.refusal = None
-        works = super().work()
-        for s in self._sessions.values():
-            s.refusal = refusals[s.session]
-        return works
 
 
 class SaysTheRedrawn(CloudMachine):
@@ -293,9 +287,7 @@ CHANCE: list[tuple[type[EdgeMachine] | type[CloudMachine], dict[str, Any]]] = [
     (RepeatsFromTheFirst, {}),
     (GoesOnUnasked, {}),
     (RunsFree, {}),
-    (PassesWhileItWaits, {"own_token": True, "mode": Mode.FREE}),
     (SaysTheRedrawn, {}),
-    (KnowsNoStopBehindARefusal, {"own_token": True, "mode": Mode.FREE, "stops_at": frozenset({4, 7, 8})}),
     (KeepsOldProbabilities, {}),
 ]
 
@@ -321,7 +313,8 @@ SCHEDULES: list[tuple[type[EdgeMachine] | type[CloudMachine], Callable[[], None]
     (ClaimsTheRedrawn, schedules.test_drafting_stops_before_the_cloud_has_shown_to_have_what_was_drawn),
     (TakesAnyProposals, schedules.test_proposals_that_come_twice_are_tried_once),
     (SendsWhileItDraws, schedules.test_a_refused_token_is_drawn_again_and_the_draft_that_follows_says_so),
-    (WantsNoTokenOfTheClouds, schedules.test_drafting_stops),
+    (WantsNoTokenOfTheClouds, schedules.test_drafting_stops_behind_the_last_test),
+    (StopsAtOnce, schedules.test_drafting_stops_behind_the_last_test),
     (CountsEachRefusalAsARound, schedules.test_the_redrawn_id_counts_as_a_refused_draft_token_of_its_verdicts_round),
     (CountsTheRedrawn, schedules.test_the_redrawn_id_counts_as_a_refused_draft_token_of_its_verdicts_round),
     (OwesWhileItWaits, schedules.test_a_session_that_awaits_a_draw_makes_room),

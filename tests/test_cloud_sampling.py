@@ -17,7 +17,7 @@ from tests.model_target import ModelRefusal
 
 HASH = b"eight by"
 NOISE = Sampling(temperature=0.7)
-TESTED = Sampling(temperature=0.7, method=Method.REJECTION, own_token=False)
+TESTED = Sampling(temperature=0.7, method=Method.REJECTION)
 REFUSAL: Any = ModelRefusal(0, (), 9, frozenset(), True)
 
 
@@ -70,7 +70,7 @@ def test_a_pass_says_how_each_session_draws() -> None:
 
 
 def test_probabilities_stay_beside_their_draft_tokens() -> None:
-    """Through a pass over part of the draft, what the target's own token takes, a branch that ends, an epoch."""
+    """Through a pass over part of the draft, a branch that ends, an epoch."""
     cloud = Cloud(Sampling(temperature=1.0, method=Method.REJECTION))
     cloud.draft(2, 3, p_draft=(0.125,))
     cloud.draft(3, 4, 5, known=2, nav=False, p_draft=(0.25, 0.5))
@@ -78,8 +78,8 @@ def test_probabilities_stay_beside_their_draft_tokens() -> None:
     cloud.result(Choices((0, 4), 1))
     cloud.draft(5, known=2)
     draw = cloud.work.draw
-    assert draw is not None and (draw.drafted, draw.p_draft) == ((5,), (0.5,))
-    cloud.draft(4, 6, 7, epoch=1, p_draft=(0.75, 1.0))
+    assert draw is not None and (draw.drafted, draw.p_draft) == ((4, 5), (0.25, 0.5))
+    cloud.draft(3, 6, 7, epoch=1, p_draft=(0.75, 1.0))
     draw = cloud.work.draw
     assert draw is not None and (draw.drafted, draw.p_draft) == ((6, 7), (0.75, 1.0))
 
@@ -141,7 +141,7 @@ def test_log_probabilities_are_kept_no_longer_than_they_may_be_repeated() -> Non
         if length - known > 40 and not session.ended:
             known = length - 10
             for pos in (known, known - 20):  # the second is late and acknowledges less
-                opened, verdict = cloud.draft(pos, nav=False, again=True)
+                _, verdict = cloud.draft(pos, nav=False, again=True)
                 assert isinstance(verdict, Verdict) and verdict.logprobs is not None
                 assert [one.own for one in verdict.logprobs] == [told(at).own for at in range(known, length)]
     limits = cloud.machine.limits
@@ -249,7 +249,7 @@ def test_a_refusal_behind_the_end_is_none() -> None:
     assert isinstance(verdict, Verdict) and verdict.ids == (3, 9) and not verdict.rejected
 
 
-def test_an_edge_that_draws_ahead_meets_no_free_run() -> None:
+def test_an_edge_whose_drafts_are_tested_meets_no_free_run() -> None:
     """Nor is it told that there will be more."""
     cloud = Cloud(TESTED, Mode.FREE)
     assert not cloud.machine.work()
@@ -258,6 +258,6 @@ def test_an_edge_that_draws_ahead_meets_no_free_run() -> None:
     assert isinstance(verdict, Verdict) and not verdict.more
     cloud.machine.set_mode(7, Mode.FREE)
     assert not cloud.machine.work()
-    listens = Cloud(Sampling(temperature=1.0, method=Method.REJECTION), Mode.FREE)
+    listens = Cloud(TESTED.untested, Mode.FREE)
     (verdict,) = listens.result(Choices((3,), 0))
     assert isinstance(verdict, Verdict) and verdict.more

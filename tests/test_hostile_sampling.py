@@ -161,7 +161,7 @@ HARSH = [
     Sampling(temperature=1.0, logit_bias=tuple((i, -math.inf) for i in range(512))),
     Sampling(logit_bias=tuple((i, -math.inf) for i in range(512)), logprobs=20),
     Sampling(temperature=1.0, logprobs=20, method=Method.PICOSPEC, top_mass=1024),
-    Sampling(temperature=5e-324, top_k=1, top_p=0.0, min_p=1.0, method=Method.REJECTION, own_token=False),
+    Sampling(temperature=5e-324, top_k=1, top_p=0.0, min_p=1.0, method=Method.REJECTION),
 ]  # fmt: skip
 
 

@@ -49,14 +49,14 @@ class Edge:
 
     DRAFTED = (65, 66, 67, 68)
 
-    def __init__(self, seed: int = 0, own_token: bool = True, logprobs: int | None = None) -> None:
-        sampling = Sampling(temperature=1.0, method=Method.REJECTION, own_token=own_token, logprobs=logprobs)
+    def __init__(self, seed: int = 0, ahead: bool = False, logprobs: int | None = None) -> None:
+        sampling = Sampling(temperature=1.0, method=Method.REJECTION, logprobs=logprobs)
         self.machine = EdgeMachine(5, draft_ahead=8)
         self.proposals = Proposals(Sampler(sampling, seed))
         self.sent: list[Message] = []
         self.over: list[Any] = []
         request = act.Request(60, frozenset({2}), Mode.NAV, seed, bytes(8), bytes(8), 1, sampling)
-        self.perform(self.machine.generate(0, (1, 2, 3), request, drafts=True, ahead=not own_token))
+        self.perform(self.machine.generate(0, (1, 2, 3), request, drafts=True, ahead=ahead))
         self.hear(Opened(5, 1, 60, 8, 8, 1))
         self.draft()
 
@@ -103,16 +103,16 @@ lie = st.tuples(st.integers(-1, 2), hostile_refused, st.booleans())
 @settings(max_examples=100)
 @given(st.integers(0, 9), st.booleans(), st.lists(lie, max_size=8))
 def test_whatever_a_cloud_refuses_with_the_edge_commits_ids_and_sends_what_can_be_sent(
-    seed: int, own_token: bool, lies: list[tuple[int, Refused, bool]]
+    seed: int, ahead: bool, lies: list[tuple[int, Refused, bool]]
 ) -> None:
-    edge = Edge(seed, own_token)
-    for ahead, refused, late in lies:
+    edge = Edge(seed, ahead)
+    for shift, refused, late in lies:
         machine = edge.machine
         if not machine.running:
             break
-        ids = tuple(machine.draft[: max(ahead, 0)])
-        pos = len(machine.committed) - (ahead < 0)
-        if ahead < 0:
+        ids = tuple(machine.draft[: max(shift, 0)])
+        pos = len(machine.committed) - (shift < 0)
+        if shift < 0:
             ids = (machine.committed[-1],)
         epoch = machine.epoch + late
         try:

@@ -51,7 +51,7 @@ sessions = st.sampled_from(HOSTILE)
 counters = st.none() | st.builds(Counters, *[st.integers(0, U32)] * 4)
 bases = positions.flatmap(lambda base: st.tuples(st.just(base), st.sampled_from([HASH, digest(()), digest((1,) * 3)])))
 
-TESTED = Sampling(temperature=1.0, method=Method.REJECTION, own_token=False)
+TESTED = Sampling(temperature=1.0, method=Method.REJECTION)
 samplings = st.sampled_from(
     [
         None,

@@ -38,8 +38,7 @@ def by_chance(seeds: range, most_events: int) -> Counter[str]:
     counts: Counter[str] = Counter()
     for seed in seeds:
         for faults in (True, False):
-            own_token = seed % 3 == 0
-            world = random_world(seed, faults=faults, most_events=most_events, tests=True, own_token=own_token)
+            world = random_world(seed, faults=faults, most_events=most_events, tests=True)
             if faults:
                 complete(world, MOST_DEADLINES)
             else:
@@ -71,7 +70,6 @@ SMALL: list[tuple[dict[str, Any], dict[str, int]]] = [
 LARGER: list[tuple[dict[str, Any], dict[str, int]]] = [
     (PROPOSED | {"tokens": 3}, {"cut": 1}),
     (TOLD | {"mode": Mode.EAGER, "ahead": True, "tokens": 3}, {"cut": 1, "ask": 0}),
-    (TOLD | {"mode": Mode.FREE, "own_token": True, "tokens": 3}, {"cut": 1, "ask": 0}),
     (TOLD, {"cancel": 1, "next": 1, "cut": 1, "late_up": 1, "late_down": 1, "ask": 0}),
     (TOLD, {"stop_drafting": 1, "cut": 1, "ask": 0}),
     (TOLD, {"cut": 1, "deadline": 1, "late_up": 1, "late_down": 1}),

@@ -14,7 +14,6 @@ from tests.wander import small_bounds as small_bounds
 
 TESTED = Setup(prompt=1, tokens=8, draft_ahead=3, ids=5, ahead=True, tests=True, proposes=False)
 PROPOSED = replace(TESTED, proposes=True)
-FREE = replace(TESTED, mode=Mode.FREE, own_token=True)
 REFUSED = "up; down; draw right; draw refused; draw right; ask; up; pass; down"
 
 
@@ -87,26 +86,15 @@ def test_a_redrawn_stop_id_ends_both_sides() -> None:
     assert not world.pass_()
 
 
-def test_what_runs_free_is_told_at_once() -> None:
-    world = World(FREE).play("up; down; draw refused; send; up; pass; down; redraw")
-    (draft,) = world.edges[0].link.up
-    assert isinstance(draft, Draft) and (draft.pos, draft.known, len(draft.ids)) == (1, 2, 1)
-    world.play("up; pass")
-    assert len(session(world).committed) == 3
-    undisturbed(world)
-
-
 def test_the_cloud_puts_no_token_of_its_own_where_the_edge_may_have_drawn() -> None:
-    """Behind a draft that was accepted whole; an edge that waits idly takes one there."""
+    """Behind a draft that was accepted whole, whether it drafts on or waits idly."""
     for mode in Mode:
-        world = World(replace(TESTED, mode=mode)).play("up; down; draw right; draw right; ask; up; pass")
-        assert len(session(world).committed) == 3
-        assert not world.pass_()
-        complete(world)
-        world = World(replace(TESTED, mode=mode, ahead=False, own_token=True))
-        world.play("up; down; draw right; draw right; ask; up; pass")
-        assert len(session(world).committed) == 4
-        complete(world)
+        for ahead in (True, False):
+            world = World(replace(TESTED, mode=mode, ahead=ahead))
+            world.play("up; down; draw right; draw right; ask; up; pass")
+            assert len(session(world).committed) == 3
+            assert not world.pass_()
+            complete(world)
 
 
 def test_the_edge_draws_nothing_where_it_asked_for_a_token() -> None:
@@ -202,7 +190,7 @@ def test_the_redrawn_id_is_lost_and_the_edge_drafts_on() -> None:
 
 def test_the_redrawn_id_is_lost_and_the_edge_waits() -> None:
     """A deadline repeats it with the draft."""
-    world = World(FREE).play("up; down; draw refused; send; up; pass; down; redraw; cut; deadline; up")
+    world = World(TESTED).play(REFUSED).play("redraw; draw right; ask; cut; deadline; up")
     assert "Resend" not in world.counts
     assert session(world).committed == world.edges[0].shown
     complete(world)
@@ -217,7 +205,6 @@ def test_the_redrawn_id_comes_twice_and_late() -> None:
 def test_the_link_takes_nothing_for_a_while() -> None:
     """Neither what was drawn nor the question for more is forgotten: no deadline, and nothing to be asked for again."""
     for world in (
-        World(FREE).play("up; down; draw refused; send; up; pass; down; block; redraw; settle"),
         World(TESTED).play(REFUSED).play("redraw; draw right; block; send; draw right; ask"),
         asking("block; ".join(REFUSED.rsplit("down", 1)) + "down; block").play("settle"),
     ):
@@ -238,32 +225,48 @@ def test_a_question_overtakes_the_draft_that_it_is_about() -> None:
 # -- another opening --------------------------------------------------------------------------------------------------
 
 
-def test_drafting_stops() -> None:
-    """While a draw is due: from then on the cloud's own tokens are wanted."""
-    world = World(TESTED).play(REFUSED).play("stop_drafting")
-    *_, opening = world.edges[0].link.up
-    assert isinstance(opening, Open) and opening.sampling is not None and opening.sampling.own_token
+def test_drafting_stops_behind_the_last_test() -> None:
+    """While a draw is due, and while a draft is not decided: then nothing is tested any more."""
+    for events in (
+        REFUSED,
+        "up; down; draw right; draw right; send",
+        "up; down; draw right; ask; up; pass; draw right",
+    ):
+        world = World(TESTED).play(events).play("stop_drafting")
+        machine = world.edges[0].machine
+        assert machine.stopping and machine.drafts and not machine.may_draft and machine.opening == 1
+        complete(world)
+        assert not machine.stopping and not machine.drafts and machine.opening == 2
+        assert session(world).mode is Mode.FREE and not session(world).tests
+        assert machine.tally.verified + machine.tally.stale >= machine.tally.drafted
+
+
+def test_a_draft_that_is_not_tested_goes_when_drafting_stops() -> None:
+    world = World(replace(TESTED, tests=False)).play("up; down; draw right; draw right; send; stop_drafting")
+    assert world.edges[0].machine.opening == 2 and not world.edges[0].machine.draft
     complete(world)
 
 
 def test_drafting_stops_before_the_cloud_has_shown_to_have_what_was_drawn() -> None:
-    """Only what it has shown to have is it asked to prove: before the draw is said, while it travels, and behind."""
+    """Only what it has shown to have is it asked to prove."""
     twice = REFUSED.removesuffix("down") + "again_down"
-    for drawn in ("redraw; down", "redraw; down; draw right; send; cut", "redraw; draw right; send; up; down"):
-        world = complete(World(TESTED).play(twice).play(drawn).play("stop_drafting"))
-        assert "Resend" not in world.counts
+    world = complete(World(TESTED).play(twice).play("redraw; down; stop_drafting"))
+    assert "Resend" not in world.counts
 
 
 def test_drafting_begins_again() -> None:
-    world = World(TESTED).play(REFUSED).play("stop_drafting; up; down; resume_drafting")
+    world = World(TESTED).play(REFUSED).play("stop_drafting; redraw; settle; up; pass; down; resume_drafting")
     *_, opening = world.edges[0].link.up
-    assert isinstance(opening, Open) and opening.sampling is not None and not opening.sampling.own_token
+    assert isinstance(opening, Open) and opening.sampling is not None and opening.sampling.tests
+    complete(world)
+    world = World(TESTED).play(REFUSED).play("stop_drafting; resume_drafting; redraw")
+    assert world.edges[0].machine.may_draft and world.edges[0].machine.opening == 1, "it had not stopped yet"
     complete(world)
 
 
 def test_the_draw_comes_when_all_is_over() -> None:
     """The driver may answer what a cancelled generation, or an opening before, had asked."""
-    for end in ("cancel", "cancel; next", "stop_drafting", "crash; restart; down"):
+    for end in ("cancel", "cancel; next", "crash; restart; down"):
         world = World(TESTED).play(REFUSED).play(end)
         edge = world.edges[0]
         before = list(edge.shown)

@@ -23,6 +23,9 @@ from pipesd.policy import accept, noise, residual, sampler
 from pipesd.policy.noise import warmup
 from pipesd.policy.residual import rounded_up
 from pipesd.policy.sampling import Method, Sampling
+from pipesd.protocol import cloud_comparing
+from pipesd.protocol.actions import Action
+from pipesd.protocol.edge_machine import EdgeMachine
 from pipesd.sim.distributions import Distribution, KeyedDistribution, TableDistribution, draft_of
 
 MOST_Z = 4.0  # of a normal distribution: one run in 30,000 is beyond it by chance
@@ -170,8 +173,32 @@ def test_a_law_that_is_bent_would_be_seen(
     assert chi_square_z(seen.followed, lambda context: exact_law(law_of(KEYED, context), sampling)) > MOST_Z
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_draft_model_whose_context_ends_does_not_bend_the_law(monkeypatch: pytest.MonkeyPatch, ahead: bool) -> None:
+    """What it is sure of asks for no test, and then its context is full. A cloud that drew in the place of what waits
+    untested would take the unsure tokens only, and that shows."""
+    target = TableDistribution((0.61, 0.005, 0.005, 0.09, 0.29))
+    draft = TableDistribution((0.62, 0.37, 0.004, 0.003, 0.003))
+    sampling = Sampling(temperature=1.0, method=Method.REJECTION)
+    way = Way(ahead=ahead, sequence=0.0, token=0.5, context=len(PROMPT) + 2)
+
+    def misfit() -> float:
+        first = Counter((PROMPT, ids[0]) for ids in first_ids(target, sampling, way, 2000, draft).elements())
+        return chi_square_z(first, lambda _: exact_law(law_of(target, PROMPT), sampling))
+
+    assert misfit() < MOST_Z
+    if not ahead:
+        monkeypatch.setattr(EdgeMachine, "stop_drafting", drops_its_draft)
+        assert misfit() > 1.5 * MOST_Z
+
+
+def drops_its_draft(machine: EdgeMachine) -> list[Action]:
+    machine._drafts = False
+    return machine._go_alone()
+
+
 @pytest.mark.slow
-def test_an_own_token_bends_the_law_where_the_edge_drafts_on() -> None:
+def test_an_own_token_bends_the_law_where_the_edge_drafts_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other sessions' passes make the cloud late, so the question about a draft token, which its probability brings
     about, arrives before or behind the pass: then the token is tested, or the target draws one of its own. Choosing by
     the value is no draw from the law. Without own tokens the ids do not even depend on the timing."""
@@ -181,7 +208,10 @@ def test_an_own_token_bends_the_law_where_the_edge_drafts_on() -> None:
     way = replace(PIPESD, turn_s=4.0, sequence=0.39, token=0.0)
     found = {}
     for own_token, turn_s in ((True, 4.0), (False, 4.0), (False, 0.0)):
-        seen = draw(target, draft, sampling, replace(way, own_token=own_token, turn_s=turn_s), 30_000)
+        if own_token:
+            monkeypatch.setattr(cloud_comparing, "takes_own", lambda s, reached: True)
+        seen = draw(target, draft, sampling, replace(way, turn_s=turn_s), 30_000)
+        monkeypatch.undo()
         pooled: Counter[tuple[Context, int]] = Counter()
         for (_, token), count in seen.followed.items():
             pooled[PROMPT, token] += count
@@ -194,9 +224,11 @@ def test_an_own_token_bends_the_law_where_the_edge_drafts_on() -> None:
     assert found[False, 4.0] == found[False, 0.0]
 
 
-def first_ids(target: Distribution, sampling: Sampling, way: Way, texts: int) -> Counter[tuple[int, ...]]:
+def first_ids(
+    target: Distribution, sampling: Sampling, way: Way, texts: int, draft: Distribution | None = None
+) -> Counter[tuple[int, ...]]:
     """How often each beginning of three ids came, in texts of different seeds."""
-    machines = Machines(target, DRAFTS["bad"], sampling, way)
+    machines = Machines(target, draft or DRAFTS["bad"], sampling, way)
     return Counter(tuple(machines.generate(seed, 4)[:3]) for seed in range(texts))
 
 

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -139,7 +138,6 @@ def test_what_a_run_that_tests_reports(cloud: Serving, tmp_path: Path, strategy:
         assert stats["sampling_error"] is None
     start = next(event for event in recorded if event["event"] == "start")
     assert start["seed"] == 3 and start["sampling"]["method"] == method["sampling"]
-    assert start["sampling"]["own_token"] == (start["waiting"] == "idle")
     assert check_file(events) == []
 
 
@@ -156,25 +154,6 @@ def test_a_broad_distribution_is_proposed_from_until_something_is_taken() -> Non
             stats = session.stats
     assert len(ids) == 300 and stats["refusals"] > 5
     assert stats["proposals"] > 16 * stats["refusals"], "some needed more than the first lot"
-
-
-def test_no_way_is_chosen_while_a_refused_place_is_to_be_drawn(cloud: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cloud's own token there would not have the target's law."""
-    stopped: list[bool] = []
-    with sampling_edge(cloud.address, strategy="auto") as session:
-        loop = session._loop
-        run: Any = SimpleNamespace(drafter_failed=False)
-        machine: Any = SimpleNamespace(
-            running=True, drafts=True, redrawing=True, stop_drafting=lambda: stopped.append(True) or []
-        )
-        monkeypatch.setattr(loop, "machine", machine)
-        monkeypatch.setattr(loop, "steering", SimpleNamespace(drafting=False, settled=lambda: None))
-        loop._choose_way(run)
-        assert not stopped
-        machine.redrawing = False
-        loop._choose_way(run)
-        assert stopped
-        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("strategy", ["vanilla", "pipesd"])

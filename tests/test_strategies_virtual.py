@@ -146,11 +146,13 @@ class Sum:
 
 
 def check_tested(scene: Scene, sampling: Sampling, seed: int, prompt: list[int], log: list[Any], sum: Sum) -> None:
-    """Each position that was drafted holds the draft token if it passes its test, else what is drawn in its place; each
-    other one the target's own draw."""
+    """Each position holds the draft token if it passes its test, else what is drawn in its place. The target's own draw
+    stands only where the edge cannot draft: at the last place, or once it was said to go on without drafts."""
     assert isinstance(scene.law, Distribution) and isinstance(scene.proposal, Distribution)
-    text, drawn_at = list(prompt), set()
+    text, drawn_at, alone = list(prompt), set(), log[0]["strategy"] == "cloud"
+    last = min(log[0]["limit"], scene.context) - 1
     for event in log:
+        alone = (alone or event["event"] == "without_drafts") and event["event"] != "with_drafts"
         if event["event"] == "redrawn":
             drawn_at.add(event["pos"])
         if event["event"] != "committed":
@@ -163,7 +165,7 @@ def check_tested(scene: Scene, sampling: Sampling, seed: int, prompt: list[int],
             elif len(text) in drawn_at:
                 assert (token, here.taken) == (here.redrawn, False)
             else:
-                assert token == here.own
+                assert token == here.own and (alone or len(text) == last)
             if sampling.method is Method.REJECTION:
                 sum.add(token, here.p)
             text.append(token)
@@ -204,8 +206,7 @@ def play(scene: Scene, folder: Path, methods: Sequence[str] = (), sum: Sum | Non
     starts = [at for at, event in enumerate(events) if event["event"] == "start"]
     for (options, prompt), (start, end) in zip(turns, pairwise([*starts, len(events)]), strict=True):
         if options.get("sampling", "noise") != "noise":
-            strategy = session.strategy
-            sampling = make_sampling(GenerateConfig(**options), drafts_on=strategy.drafts and strategy.ahead)
+            sampling = make_sampling(GenerateConfig(**options))
             check_tested(scene, sampling, options["seed"], prompt, events[start:end], sum or Sum())
     findings = check_events(events, slack_s=EXACT_S)
     assert not findings, "\n".join(findings[:5])
@@ -217,7 +218,7 @@ def said_alone(scene: Scene, prompt: Sequence[int], count: int, options: dict[st
     if "temperature" not in options:
         return continuation(scene.law, prompt, count, scene.end_ids)
     assert isinstance(scene.law, Distribution)
-    sampler = Sampler(make_sampling(GenerateConfig(**options), drafts_on=False), options["seed"])
+    sampler = Sampler(make_sampling(GenerateConfig(**options)), options["seed"])
     return sampled_continuation(scene.law, prompt, count, sampler, scene.end_ids, VOCABULARY.size)
 
 

@@ -35,7 +35,6 @@ REFUSED: list[dict[str, Any]] = [
     *({"top_mass": value} for value in (1, -1, True, 0.0)),
     *({"method": Method.PICOSPEC, "top_mass": value} for value in (0, 1025, True, 3.0)),
     *({"method": value} for value in (0, 1, "NOISE", None)),
-    *({"own_token": value} for value in (0, 1, None)),
     *({"logit_bias": ((token, 1.0),)} for token in (-1, 1 << 31, True, 1.0)),
     *({"logit_bias": ((3, value),)} for value in (math.nan, math.inf, True, None)),
     {"logit_bias": ((3, 1.0), (3, 2.0))},
@@ -91,11 +90,10 @@ def test_the_options_of_a_generation_are_taken_over_one_by_one() -> None:
         "temperature": 0.5, "top_k": 3, "top_p": 0.25, "min_p": 0.125, "repetition_penalty": 1.5,
         "presence_penalty": 0.75, "frequency_penalty": -0.5, "logit_bias": ((3, 1.0),), "logprobs": 2,
     }  # fmt: skip
-    assert make_sampling(GenerateConfig(**options), drafts_on=True) == Sampling(**options)
-    config = GenerateConfig(temperature=1.0, sampling="picospec", top_mass=7)
-    for drafts_on in (True, False):
-        sampling = make_sampling(config, drafts_on=drafts_on)
-        assert (sampling.method, sampling.top_mass, sampling.own_token) == (Method.PICOSPEC, 7, not drafts_on)
+    assert make_sampling(GenerateConfig(**options)) == Sampling(**options)
+    sampling = make_sampling(GenerateConfig(**options, sampling="picospec", top_mass=7))
+    assert sampling == Sampling(**options, method=Method.PICOSPEC, top_mass=7)
+    assert sampling.tests and sampling.untested == Sampling(**options), "the same law where nothing is drafted"
 
 
 def logits(rng: np.random.Generator, width: int, spread: float = 2.0) -> Any:

@@ -23,10 +23,10 @@ def law(*pairs: tuple[int, float]) -> bytes:
 def options(bias: Iterable[tuple[int, float]] = (), **other: Any) -> bytes:
     """The bytes of options, temperature 1 and nothing else unless said otherwise."""
     values = {
-        "method": 0, "flags": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition": 1.0,
+        "method": 0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition": 1.0,
         "presence": 0.0, "frequency": 0.0, "top_mass": 0, "logprobs": 255,
     } | other  # fmt: skip
-    return struct.pack("<BBdIdddddHB", *values.values()) + law(*bias)
+    return struct.pack("<BdIdddddHB", *values.values()) + law(*bias)
 
 
 BAD: list[tuple[wire.Message, str, Any, str]] = [
@@ -78,13 +78,12 @@ BAD: list[tuple[wire.Message, str, Any, str]] = [
     (VERDICT, "logprobs", b"\x00" + struct.pack("<2f", math.inf, -1.0), "VERDICT.logprobs: got float inf"),
     (VERDICT, "logprobs", b"\x01" + struct.pack("<fIf", -1, 2, 0.5) * 2, "VERDICT.logprobs: got float 0.5"),
     (VERDICT, "logprobs", b"\x01" + struct.pack("<fIf", -1, 2**31, -1) * 2, "VERDICT.logprobs: got id 2147483648"),
-    (OPEN, "sampling", 0, "OPEN.sampling: got 0, wanted 57 bytes and 8 for each of at most 1024 biases"),
-    (OPEN, "sampling", False, "OPEN.sampling: got bool False, wanted 57 bytes"),
-    (OPEN, "sampling", options()[:56], "OPEN.sampling: got 56 bytes"),
-    (OPEN, "sampling", options() + bytes(7), "OPEN.sampling: got 64 bytes"),
-    (OPEN, "sampling", options(bias=[(i, 0.5) for i in range(1025)]), "OPEN.sampling: got 8257 bytes"),
+    (OPEN, "sampling", 0, "OPEN.sampling: got 0, wanted 56 bytes and 8 for each of at most 1024 biases"),
+    (OPEN, "sampling", False, "OPEN.sampling: got bool False, wanted 56 bytes"),
+    (OPEN, "sampling", options()[:55], "OPEN.sampling: got 55 bytes"),
+    (OPEN, "sampling", options() + bytes(7), "OPEN.sampling: got 63 bytes"),
+    (OPEN, "sampling", options(bias=[(i, 0.5) for i in range(1025)]), "OPEN.sampling: got 8256 bytes"),
     (OPEN, "sampling", options(method=3), "OPEN.sampling: got method 3, wanted a method: 0, 1, 2"),
-    (OPEN, "sampling", options(flags=2), "OPEN.sampling: got flags 2, wanted flags of 1 at most"),
     (OPEN, "sampling", options(bias=[(2**31, 0.5)]), "OPEN.sampling: got id 2147483648"),
 ]
 

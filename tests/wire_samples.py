@@ -26,10 +26,9 @@ _WELCOME_HEX = f"02{_S}00010000a16dcdc000{_H}{_M}cd0800{_CPU}"
 SAMPLING = Sampling(
     temperature=0.75, top_k=300, top_p=0.5, min_p=0.25, repetition_penalty=1.5, presence_penalty=-1.0,
     frequency_penalty=2.0, logit_bias=((1, 1.5), (65536, -math.inf)), method=Method.PICOSPEC, top_mass=258, logprobs=3,
-    own_token=False,
 )  # fmt: skip
 _SAMPLING = (
-    "c4490200" "000000000000e83f" "2c010000" "000000000000e03f" "000000000000d03f" "000000000000f83f"
+    "c44802" "000000000000e83f" "2c010000" "000000000000e03f" "000000000000d03f" "000000000000f83f"
     "000000000000f0bf" "0000000000000040" "0201" "03" "010000000000c03f" "00000100000080ff"
 )  # fmt: skip
 _LAW = "c410030000000000003f090000000000803e"
@@ -84,7 +83,7 @@ OF_1_1: list[tuple[w.Message, str]] = [
     ),
     (
         w.Open(SESSION, 1, 2, HASH, (1,), 300, (), Sampling(temperature=1.0), 7, Mode.FREE, MODEL, HASH),
-        f"9e03{_S}010102{_H}c40401000000cd012cc400c4390001000000000000f03f00000000000000000000f03f"
+        f"9e03{_S}010102{_H}c40401000000cd012cc400c43800000000000000f03f00000000000000000000f03f"
         f"0000000000000000000000000000f03f000000000000000000000000000000000000ff0702{_M}{_H}",
     ),
     (
@@ -186,7 +185,6 @@ def samplings(draw: st.DrawFn) -> Sampling:
         method=method,
         top_mass=draw(st.integers(1, 1024)) if method is Method.PICOSPEC else 0,
         logprobs=draw(st.none() | st.integers(0, 20)),
-        own_token=draw(st.booleans()),
     )
 
 

@@ -113,7 +113,7 @@ class Witness:
                 alive = all(branch.get(p, ids[p]) == ids[p] for p in range(len(ids)))
                 assert not s.draft or alive, "a draft is kept that is not what the edge drafted there"
                 assert not any(token in STOPS for token in s.committed[len(asked) : -1]), "beyond the end"
-        if world.setup.tests and not world.setup.own_token:
+        if world.setup.tests:
             for *epoch, p in self.own:
                 drafted = self.branches.get(tuple(epoch), {})  # type: ignore[arg-type]
                 assert p not in drafted, "the target's own id stands where the edge had drawn one to be tested"

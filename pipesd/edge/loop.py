@@ -235,9 +235,9 @@ class Loop:
     def _choose_way(self, run: Run) -> None:
         """Leave the cloud alone where drafts do not pay, and draft again when they get another trial."""
         machine = self.machine
-        settled = not machine.running or run.drafter_failed or machine.drafts == self.drafting
-        # what the cloud drew itself for a refused token's place would not have the target's law
-        if not self._strategy.guarded or settled or machine.redrawing:
+        done = run.drafter_failed or machine.stopping
+        settled = not machine.running or done or machine.drafts == self.drafting
+        if not self._strategy.guarded or settled:
             return
         if machine.drafts:
             self._events.record("without_drafts", why=NO_GAIN)

@@ -69,19 +69,20 @@ class Run:
     def __init__(self, config: GenerateConfig, strategy: Strategy, seed: int, now_s: float, *, answer: bool) -> None:
         self.config = config
         self.seed = seed
-        sampling = make_sampling(config, drafts_on=strategy.drafts and strategy.ahead)
+        sampling = make_sampling(config)
+        if not strategy.drafts:
+            sampling = sampling.untested
         self.sampling: Sampling | None = None if sampling.plain else sampling
         self.sampler: Chooser | None = None
         self.proposals: Proposals | None = None
         margins = strategy.confidence == "margin"
         if margins or not sampling.plain:
             self.sampler = sampler = Sampler(sampling, seed, margins=margins)
-            if sampling.tests and strategy.drafts:
+            if sampling.tests:
                 self.sampler = self.proposals = Proposals(sampler)
         self.answer = answer
         self.cancelled = threading.Event()
-        method = config.sampling if strategy.drafts else "noise"
-        self.meter = Meter(now_s, sampling="greedy" if sampling.greedy else method)
+        self.meter = Meter(now_s, sampling="greedy" if sampling.greedy else sampling.method.name.lower())
         self.tally = Tally()
         self.ids: list[int] = []
         self.logprobs: list[Logprobs] = []  # one for each of the ids, or none at all

@@ -10,7 +10,7 @@ transformers top-p keeps some of them). The most probable id is always kept.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -44,8 +44,7 @@ class Sampling:
     `top_k` 0, `top_p` 1 and `min_p` 0 truncate nothing; `top_p` 0 keeps the most probable id.
 
     `logit_bias` are pairs (id, added to its logit); -inf forbids an id. `logprobs`: how many of the most probable ids
-    to report beside each token, None: nothing. `own_token`: behind a draft that was accepted whole the target adds a
-    token of its own; in rejection sampling an edge that drafts on does without it, so that all it drew is tested.
+    to report beside each token, None: nothing.
     """
 
     temperature: float = 0.0
@@ -59,7 +58,6 @@ class Sampling:
     method: Method = Method.NOISE
     top_mass: int = 0
     logprobs: int | None = None
-    own_token: bool = True
 
     def __post_init__(self) -> None:
         for name in _AS_GIVEN:
@@ -70,8 +68,6 @@ class Sampling:
             raise UsageError(
                 f"top-mass: got {self.top_mass} with method {self.method.name}, wanted some with PICOSPEC only"
             )
-        if type(self.own_token) is not bool:
-            raise UsageError(f"own-token: got {self.own_token!r}, wanted true or false")
 
     @property
     def greedy(self) -> bool:
@@ -97,6 +93,11 @@ class Sampling:
         """Whether draft tokens are tested against a random number, rather than compared with the target's choice."""
         return self.method is not Method.NOISE and not self.greedy
 
+    @property
+    def untested(self) -> Sampling:
+        """The same law where nothing is drafted, so that there is nothing to test."""
+        return self if self.method is Method.NOISE else replace(self, method=Method.NOISE, top_mass=0)
+
     @cached_property
     def biases(self) -> tuple[Any, Any]:
         """`logit_bias` as arrays: ids int64 (n,), ascending, and float32 (n,)."""
@@ -106,9 +107,8 @@ class Sampling:
         return ids, np.array([value for _, value in self.logit_bias], np.float32)
 
 
-def make_sampling(config: GenerateConfig, *, drafts_on: bool) -> Sampling:
-    """The options of a generation. `drafts_on`: the edge goes on drafting while a verdict is awaited."""
-    method = Method[config.sampling.upper()]
+def make_sampling(config: GenerateConfig) -> Sampling:
+    """The options of a generation."""
     return Sampling(
         temperature=config.temperature,
         top_k=config.top_k,
@@ -118,10 +118,9 @@ def make_sampling(config: GenerateConfig, *, drafts_on: bool) -> Sampling:
         presence_penalty=config.presence_penalty,
         frequency_penalty=config.frequency_penalty,
         logit_bias=config.logit_bias,
-        method=method,
+        method=Method[config.sampling.upper()],
         top_mass=config.top_mass,
         logprobs=config.logprobs,
-        own_token=method is Method.NOISE or not drafts_on,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipesd.core import FinishReason, Logprobs, Mode
@@ -91,7 +91,7 @@ class Request:
 
     def opening(self, session: int, number: int, committed: Sequence[int], base: int, *, drafts: bool) -> Open:
         """The OPEN of that number, behind `committed` ids of which the cloud is to prove the first `base`. Where
-        nothing is drafted, no token of the cloud's own can bend a test: it may put them everywhere."""
+        nothing is drafted nothing is tested."""
         sampling = self.sampling
         return Open(
             session=session,
@@ -101,7 +101,7 @@ class Request:
             ids=tuple(committed[base:]),
             limit=self.limit,
             stop_ids=tuple(sorted(self.stop_ids)),
-            sampling=sampling if sampling is None or drafts else replace(sampling, own_token=True),
+            sampling=sampling if sampling is None or drafts else sampling.untested,
             seed=self.seed,
             mode=self.mode,
             model_fingerprint=self.model_fingerprint,

@@ -69,8 +69,7 @@ def take_choices(s: CloudSession, drafted: tuple[int, ...], choices: Choices) ->
     assert list(drafted) == s.draft[:count] and len(choices.ids) == count + 1
     s.verified += count
     length, new = len(s.committed), drafted[:accepted]
-    wanted = not s.tests_all or s.want_end <= length + accepted < s.want
-    own = choices.refusal is None and (accepted < count or wanted)
+    own = choices.refusal is None and (accepted < count or takes_own(s, length + accepted))
     if own:
         new += (choices.ids[accepted],)
     room = s.limit - length
@@ -93,6 +92,12 @@ def take_choices(s: CloudSession, drafted: tuple[int, ...], choices: Choices) ->
         if s.draft.pop(0) != new[-1]:
             s.kill_branch()
     return not broken
+
+
+def takes_own(s: CloudSession, reached: int) -> bool:
+    """Whether behind a draft that was accepted whole, up to there, stands a token of the target's own. Where draft
+    tokens are tested the edge may have drawn one there: then only what it asked for."""
+    return not s.tests or s.want_end <= reached < s.want
 
 
 def error(m: Message, code: ErrorCode, text: str, retry_ms: int = 0) -> Error:

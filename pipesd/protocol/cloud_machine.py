@@ -14,7 +14,7 @@ refused, the session is `awaiting` what the edge draws for its place, c.
                         o < own                        dropped
                         tested, without p_draft        ERROR(malformed), ended
                         awaiting, known = c + 1        if pos <= c < pos + n, C += [the id at c], awaiting nothing, a
-                                                       stop id ends; else it goes on as for known = c
+                                                       stop id ends; else it goes on
                         known > c otherwise            ERROR(unknown, o)
                         always, in this order          known = max; `again`: said = min(said, known), OPENED and
                                                        VERDICT once more (the limit granted may have been lost), with
@@ -38,9 +38,9 @@ refused, the session is `awaiting` what the edge draws for its place, c.
                         refused
 
 A verdict is owed while c < want, the branch lives and nothing is awaited; while `end` has not reached the end of what
-was asked for, RESEND was sent and the pass waits. An edge that drafts on while its drafts are tested wants no own id
-where it may have drawn one, or what is tested would hang on what arrived in time: behind what was accepted whole none
-is committed unless a verdict is owed still and nothing is drafted, and mode = free is taken for eager.
+was asked for, RESEND was sent and the pass waits. Where drafts are tested no own id stands where the edge may have
+drawn one, or what is tested would hang on what it drew, and on what arrived in time: behind what was accepted whole
+none is committed unless a verdict is owed still and nothing is drafted, and mode = free is taken for eager.
 
 No session is evicted between OPEN and its first verdict, nor while a verdict is owed or a pass is due, unless cancelled
 or idle too long. Passes and pieces of prefill take turns, so that neither holds up the other by more than one.

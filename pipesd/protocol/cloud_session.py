@@ -94,11 +94,6 @@ class CloudSession:
         return self.sampler is not None and self.sampler.sampling.tests
 
     @property
-    def tests_all(self) -> bool:
-        """What the edge may have drawn is tested, always: nothing else stands there unless the edge asked for it."""
-        return self.sampler is not None and self.tests and not self.sampler.sampling.own_token
-
-    @property
     def tells_logprobs(self) -> bool:
         return self.sampler is not None and self.sampler.sampling.logprobs is not None
 
@@ -118,10 +113,10 @@ class CloudSession:
 
     def set_mode(self, mode: Mode) -> None:
         """The ladder's top rung would put tokens where the edge may have drawn some."""
-        self.mode = min(mode, Mode.EAGER) if self.tests_all else mode
+        self.mode = min(mode, Mode.EAGER) if self.tests else mode
 
     def wants_pass(self, run_ahead: int) -> bool:
-        if self.ended or not self.opened or self.refusal is not None:
+        if self.ended or not self.opened:
             return False
         if self.owed and self.end >= self.want_end:
             return True

@@ -40,17 +40,20 @@ known).
     waiting       reopen                                              open again
     opening, run  any other ERROR                                     Fail
     any           other opening; all while waiting                    dropped
-    opening, run  stop_drafting                                       D = []; open again in free run
+    opening, run  stop_drafting            D = [] or not tested       D = []; open again in free run
+                                           else                       nothing more is drafted, D is asked about; when it
+                                                                      is empty, open again in free run
     opening, run  resume_drafting                                     open again, to be verified when asked
     opening, run  cancel                                              CANCEL; D = [] -> done
 
 An edge that can only wait has a NAV outstanding, except with an empty draft behind a VERDICT that said `more`: `settle`
 keeps this rule. In free run it acknowledges by an empty DRAFT when half the run-ahead bound was committed unsaid.
 
-Where draft tokens are tested against a random number, nothing is drafted where the cloud was asked for a token of its
-own, and an edge that does not draft says that it takes such tokens everywhere. The redrawn id may equal the refused
-one: that branch is over all the same. Until a message of the cloud has shown that it has a redrawn id, a new opening
-does not ask it to prove that.
+Where draft tokens are tested against a random number, each that was drafted is tested: whether the cloud draws in its
+place must not hang on what it is. So nothing is drafted where the cloud was asked for a token of its own, and drafting
+stops behind the last test. What an opening cuts off is drawn again, under the same noise. The redrawn id may equal the
+refused one: that branch is over all the same. Until a message of the cloud has shown that it has a redrawn id, a new
+opening does not ask it to prove that.
 """
 
 from __future__ import annotations
@@ -103,6 +106,7 @@ class EdgeMachine(EdgeBranch):
         self._run_ahead = 0
         self._limit = 0
         self._drafts = False
+        self._stopping = False  # what was drafted is tested, then the cloud goes on alone
         self._ahead = False
         self._base = 0  # how many committed ids the cloud can be asked to prove
         self._proved = 0  # how many of them this opening asks it to
@@ -142,8 +146,13 @@ class EdgeMachine(EdgeBranch):
 
     @property
     def drafts(self) -> bool:
-        """Whether this generation drafts now."""
-        return self._drafts
+        """Whether this generation drafts now, or has a draft that is still to be tested."""
+        return self._drafts or self._stopping
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it drafts no more, but has a draft that is still to be tested."""
+        return self._stopping
 
     @property
     def nav_said(self) -> bool:
@@ -172,7 +181,7 @@ class EdgeMachine(EdgeBranch):
         self._counts = EdgeCounts(round_start=len(self.committed))
         self._request = request
         self._limit = request.limit
-        self._drafts, self._ahead = drafts, ahead
+        self._drafts, self._ahead, self._stopping = drafts, ahead, False
         self._unknown = 0
         return self._open(base)
 
@@ -214,7 +223,7 @@ class EdgeMachine(EdgeBranch):
         self._counts.round_start = self.sent = pos + 1
         self._unknown = 0
         ended = self._ended_by(token)
-        if ended or self.more:  # else it goes with the draft that follows
+        if ended:  # else it goes with the draft that follows
             actions.append(self._draft(pos + 1, pos + 1, nav=False))
         actions += [Extend((token,)), Committed(pos, (token,), (False,), True)]
         return actions + (self._finish(ended) if ended else [])
@@ -252,12 +261,12 @@ class EdgeMachine(EdgeBranch):
             return []
         if self._redraw.pending:
             return [] if self._redraw.asked else [self._ask_more()]
+        if self._stopping and not self.draft:
+            return self._go_alone()
         if self.nav is not None and not self._nav_said:
             return [self._draft(min(self.sent, self.nav[0]), self.nav[0], nav=True)]
         if self.must_ask:
             return self.ask()
-        if self._redraw.unsaid and self.more:
-            return [self._draft(self.sent, self.sent, nav=False)]
         if self.more and self._run_ahead <= 2 * (len(self.committed) - self._told):
             return [self._draft(self.sent, self.sent, nav=False)]
         return []
@@ -276,21 +285,22 @@ class EdgeMachine(EdgeBranch):
 
     def stop_drafting(self) -> list[Action]:
         """Drafts cannot go on, or do not pay: drop the draft and open again in free run, so that the cloud decodes
-        alone."""
+        alone. Where drafts are tested this one is first: whether the cloud draws in its place must not hang on it."""
         if not self.running or not self._drafts:
             return []
-        assert self._request is not None
         self._drafts = False
-        self._request = replace(self._request, mode=Mode.FREE)
-        actions = self._shorten(0)
-        return actions if self.state is State.WAITING else actions + self._open(self._base)
+        self._stopping = self._tests and bool(self.draft)
+        return [] if self._stopping else self._go_alone()
 
     def resume_drafting(self, mode: Mode) -> list[Action]:
         """Draft once more: open again on that rung of the cloud's ladder."""
         if not self.running or self._drafts:
             return []
-        assert self._request is not None
         self._drafts = True
+        if self._stopping:
+            self._stopping = False
+            return []
+        assert self._request is not None
         self._request = replace(self._request, mode=mode)
         return [] if self.state is State.WAITING else self._open(self._base)
 
@@ -307,6 +317,13 @@ class EdgeMachine(EdgeBranch):
         return [*actions, Send(Close(self.session, self.opening))] if self.opening else actions
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _go_alone(self) -> list[Action]:
+        assert self._request is not None
+        self._stopping = False
+        self._request = replace(self._request, mode=Mode.FREE)
+        actions = self._shorten(0)
+        return actions if self.state is State.WAITING else actions + self._open(self._base)
 
     def _open(self, base: int) -> list[Action]:
         assert self._request is not None
@@ -325,7 +342,7 @@ class EdgeMachine(EdgeBranch):
         self._hole = False
         self._base, self._proved = 0, base
         self._run_ahead = LEAST_AHEAD
-        opening = request.opening(self.session, self.opening, self.committed, base, drafts=self._drafts)
+        opening = request.opening(self.session, self.opening, self.committed, base, drafts=self.drafts)
         return [*actions, Send(opening)]
 
     def _opened(self, message: Opened) -> list[Action]:

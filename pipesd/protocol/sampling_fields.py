@@ -18,8 +18,7 @@ from pipesd.logit_bias import MOST_BIASED
 from pipesd.policy.sampling import Method, Sampling
 from pipesd.protocol.fields import Unfit, describe
 
-_OPTIONS = struct.Struct("<BBdIdddddHB")
-_OWN_TOKEN = 1
+_OPTIONS = struct.Struct("<BdIdddddHB")
 _NO_LOGPROBS = 255
 _PAIR_BYTES = 8
 _FLOAT32_ONE = 0x3F800000  # bits of 1.0; non-negative float32 values are ordered as their bits are, NaN above them
@@ -35,7 +34,7 @@ class Options:
         s = value
         try:
             head = _OPTIONS.pack(
-                s.method, _OWN_TOKEN if s.own_token else 0, s.temperature, s.top_k, s.top_p, s.min_p,
+                s.method, s.temperature, s.top_k, s.top_p, s.min_p,
                 s.repetition_penalty, s.presence_penalty, s.frequency_penalty, s.top_mass,
                 _NO_LOGPROBS if s.logprobs is None else s.logprobs,
             )  # fmt: skip
@@ -50,11 +49,9 @@ class Options:
             raise Unfit(describe(value), wanted)
         if (len(value) - _OPTIONS.size) % _PAIR_BYTES:
             raise Unfit(describe(value), wanted)
-        method, flags, temperature, top_k, top_p, min_p, *penalties, top_mass, logprobs = _OPTIONS.unpack_from(value)
+        method, temperature, top_k, top_p, min_p, *penalties, top_mass, logprobs = _OPTIONS.unpack_from(value)
         if method not in _METHODS:
             raise Unfit(f"method {method}", f"a method: {', '.join(map(str, _METHODS))}")
-        if flags & ~_OWN_TOKEN:
-            raise Unfit(f"flags {flags}", f"flags of {_OWN_TOKEN} at most")
         try:
             return Sampling(
                 temperature=temperature,
@@ -68,7 +65,6 @@ class Options:
                 method=Method(method),
                 top_mass=top_mass,
                 logprobs=None if logprobs == _NO_LOGPROBS else logprobs,
-                own_token=flags == _OWN_TOKEN,
             )
         except UsageError as error:
             raise Unfit(f"impossible options: {error}", "options that can be used") from None

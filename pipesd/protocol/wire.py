@@ -48,17 +48,16 @@ Between worker and front only; refused when they come from outside:
 said in `policy/sampling.py`; impossible ones are refused.
 
      byte 0  method u8: 0 NOISE, 1 REJECTION, 2 PICOSPEC
-          1  flags u8: bit 0 own_token; no other
-          2  temperature f64
-         10  top_k u32
-         14  top_p f64
-         22  min_p f64
-         30  repetition_penalty f64
-         38  presence_penalty f64
-         46  frequency_penalty f64
-         54  top_mass u16
-         56  logprobs u8, from 0 to 20; 255: none are wanted
-         57  logit_bias: up to 1024 pairs, the binary32 being what is added to the logit of the id, -inf too
+          1  temperature f64
+          9  top_k u32
+         13  top_p f64
+         21  min_p f64
+         29  repetition_penalty f64
+         37  presence_penalty f64
+         45  frequency_penalty f64
+         53  top_mass u16
+         55  logprobs u8, from 0 to 20; 255: none are wanted
+         56  logit_bias: up to 1024 pairs, the binary32 being what is added to the logit of the id, -inf too
 
 **logprobs** of a VERDICT: one byte N, from 0 to 20; then, for each id of the verdict, its own log-probability and N
 pairs of ids and theirs. Each is a binary32 of at most 0, -inf too, no NaN.
