@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import chi2
 
+from pipesd.policy.noise import Stream
 from pipesd.policy.sampler import Sampler
 from pipesd.policy.sampling import Law
 
@@ -49,3 +50,13 @@ class TableSampler(Sampler):
             known[id(row)] = row, super().law(row, prefix)
         law: Law | None = known[id(row)][1]
         return law
+
+
+class NearOne(Sampler):
+    """Every number is the highest that there is."""
+
+    def unit(self, position: int, stream: Stream, number: int = 0) -> float:
+        return 1 - 2.0**-53
+
+    def units(self, position: int, stream: Stream, numbers: range) -> Any:
+        return np.full(len(numbers), 1 - 2.0**-53)

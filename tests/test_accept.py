@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import dense, misfit
+from laws import NearOne, dense, misfit
 
 from pipesd.policy.accept import FIRST_PROPOSALS, MOST_AT_ONCE, Choices, Draw, Refusal, accept_greedy, choose, highest
 from pipesd.policy.noise import Stream
@@ -185,6 +185,17 @@ def test_proposals_have_the_noise_of_their_numbers() -> None:
     numbers = range(1000, 1040)
     singly = [sampler.unit(7, Stream.PROPOSAL, number) for number in numbers]
     assert sampler.units(7, Stream.PROPOSAL, numbers).tolist() == singly
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_highest_number_proposes_the_last_id_that_can_be(seed: int) -> None:
+    row = np.random.default_rng(seed).normal(size=3000 + seed).astype(np.float32)
+    row[-5:] = -np.inf
+    sampler = NearOne(Sampling(**REJECTION), seed)
+    law = sampler.law(row, ())
+    assert law is not None
+    last = len(row) - 6
+    assert set(Refusal(law, sampler, 7).told(0).pairs) == {(last, law.probability(last))}
 
 
 def test_proposals_have_the_target_s_law() -> None:

@@ -21,8 +21,9 @@ from pipesd.edge.drafter import PIECE, DraftContextFull, Drafter, DrafterFailed,
 from pipesd.edge.gguf_header import read_header
 from pipesd.edge.llama import native
 from pipesd.errors import UsageError
+from pipesd.policy.residual import Proposals
 from pipesd.policy.sampler import Sampler
-from pipesd.policy.sampling import Sampling
+from pipesd.policy.sampling import Method, Sampling
 from tests.tiny import IM_END, write_tiny
 from tests.tiny_mamba import write_tiny_mamba
 
@@ -150,6 +151,17 @@ def test_what_is_drawn_follows_the_options_and_its_probability_does_not(
     law = weights / weights.sum()
     assert drawn.p_draft == pytest.approx(law[drawn.id], rel=1e-4)
     assert drawn.entropy == pytest.approx(-(law * np.log(law)).sum(), rel=1e-4)
+
+
+def test_what_a_token_was_drawn_from_stays_when_llama_cpp_writes_the_next_row(drafter: Drafter) -> None:
+    proposals = Proposals(Sampler(Sampling(temperature=4.0, method=Method.REJECTION), seed=5))
+    drafter.extend([3, 5, 7])
+    drafter.draft(proposals)
+    address, sent = drafter._row_address, [proposals.p_sent(3, token) for token in range(512)]
+    drafter.draft(proposals)
+    assert drafter._row_address == address, "the row is in the same place"
+    assert [proposals.p_sent(3, token) for token in range(512)] == sent
+    assert [proposals.p_sent(4, token) for token in range(512)] != sent
 
 
 def test_a_sampler_that_cannot_draw_leaves_the_guess_without_confidence(drafter: Drafter) -> None:

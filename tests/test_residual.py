@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import struct
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from laws import TableSampler, Weights, dense, misfit
+from laws import NearOne, TableSampler, Weights, dense, misfit
 
 from pipesd._kernels import warmup
 from pipesd.policy import accept, noise, residual, sampler
@@ -34,11 +36,18 @@ def test_rounding_up_gives_the_least_float16_that_is_no_less(q: float) -> None:
 class Outcome:
     """Counts of ids, the share of drafts accepted, and the error bound, of one position under many seeds."""
 
-    def __init__(self, target: Any, draft: Any, options: dict[str, Any], draws: int = DRAWS) -> None:
+    def __init__(
+        self,
+        target: Any,
+        draft: Any,
+        options: dict[str, Any],
+        draws: int = DRAWS,
+        of_edge: dict[str, Any] | None = None,
+    ) -> None:
         warmup()
         width = max(len(target), len(draft))
         sampling = Sampling(**{"temperature": 1.0, "method": Method.REJECTION, **options})
-        cloud, edge = TableSampler(sampling, 0), TableSampler(sampling, 0)
+        cloud, edge = TableSampler(sampling, 0), TableSampler(replace(sampling, **(of_edge or {})), 0)
         p_row, q_row = np.asarray(target, np.float32), np.asarray(draft, np.float32)
         rows, proposals = [p_row, p_row], Proposals(edge)
         self.counts = np.zeros(width)
@@ -102,6 +111,31 @@ def test_the_output_has_the_target_s_law_and_acceptance_is_the_overlap() -> None
     found = Outcome(TARGET, DRAFTS["bad"], {"temperature": 0.8, "top_p": 0.9}, draws=40_000)
     assert found.misfit > 0.001
     assert found.accepted == pytest.approx(found.overlap, rel=0.01)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_draft_cut_to_its_top_16_and_sent_as_float16(monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
+    """What is sent and tested is what the token was drawn from, cut as it is, not the draft model's own softmax."""
+    chance = np.random.default_rng(8)
+    target = (chance.normal(size=40) * 1.2).astype(np.float32)
+    draft = target + (chance.normal(size=40) * 0.8).astype(np.float32)
+    if not whole:
+        monkeypatch.setattr(accept, "MOST_WHOLE", 0)
+    sent, p_sent = set(), Proposals.p_sent
+
+    def seen(proposals: Proposals, position: int, token: int) -> float:
+        q = p_sent(proposals, position, token)
+        sent.add((token, q))
+        return q
+
+    monkeypatch.setattr(Proposals, "p_sent", seen)
+    found = Outcome(target, draft, {}, draws=25_000, of_edge={"top_k": 16})
+    assert np.count_nonzero(found.q) == 16 and np.count_nonzero(found.p) == 40
+    assert found.misfit > 0.001
+    assert found.accepted == pytest.approx(found.overlap, rel=0.01)
+    for token, q in sent:
+        assert struct.unpack("<e", struct.pack("<e", q))[0] == q
+        assert found.q[token] <= q <= found.q[token] * (1 + 2.0**-10)
 
 
 OPTIONS = [
@@ -203,6 +237,58 @@ def test_a_residual_of_nothing_falls_back_to_the_target() -> None:
         assert proposals_at(one_hot, seed).redraw(0, Refused(certain)) == 4
         token = proposals_at(TARGET, seed).redraw(0, Refused((*below[:3], (7, 1e-9))))
         assert token == 7
+
+
+ONE_HOT = np.where(np.arange(10) == 4, 0, -np.inf)
+EQUAL = {
+    "p is q": (TARGET, TARGET),
+    "one id has all": (ONE_HOT, ONE_HOT),
+    "one id has all but for rounding": (ONE_HOT, np.where(np.arange(10) == 4, 16, 0)),
+    "and the other way": (np.where(np.arange(10) == 4, 16, 0), ONE_HOT),
+    "of two ids": (np.log([0.1, 0.9]), np.log([0.1, 0.9])),
+}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("which", EQUAL)
+def test_a_number_just_under_1_where_nothing_is_left_gives_an_id_that_can_be(
+    monkeypatch: pytest.MonkeyPatch, which: str, whole: bool
+) -> None:
+    if not whole:
+        monkeypatch.setattr(accept, "MOST_WHOLE", 0)
+    target, draft = (np.asarray(row, np.float32) for row in EQUAL[which])
+    refused = 0
+    for seed in range(6):
+        one = NearOne(Sampling(temperature=1.0, method=Method.REJECTION), seed)
+        proposals = Proposals(one)
+        with np.errstate(all="raise", under="ignore"):
+            choice = proposals.choose(draft, 0, ())
+            assert choice is not None
+            choices = choose([target, target], Draw(one, (), (choice.id,), (proposals.p_sent(0, choice.id),)))
+            token = choice.id if choices.accepted else redrawn(proposals, choices.refusal)
+        refused += choices.refusal is not None
+        assert target[token] > -np.inf
+    assert (refused == 0) == which.startswith("one id has all")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"temperature": 0.5}, {"top_k": 4}, {"min_p": 0.01}, {"logit_bias": ((3, 1.0),)}, {"frequency_penalty": 1.0}],
+    ids=str,
+)
+def test_what_was_drawn_from_outlives_the_logits(options: dict[str, Any]) -> None:
+    """llama.cpp writes each row of logits over the last one."""
+    buffer = DRAFTS["bad"].copy()
+    kept, other = (
+        Proposals(Sampler(Sampling(**{"temperature": 1.0, "method": Method.REJECTION, **options}), 1)) for _ in "ab"
+    )
+    choice, same = kept.choose(buffer, 3, (1, 1, 2)), other.choose(buffer.copy(), 3, (1, 1, 2))
+    assert choice is not None and same is not None and choice.id == same.id and choice.law is not None
+    assert not np.shares_memory(choice.law.weights, buffer)
+    buffer[:] = 50.0
+    pairs = tuple((token, 0.1) for token in range(10))
+    assert [kept.p_sent(3, token) for token in range(10)] == [other.p_sent(3, token) for token in range(10)]
+    assert kept.redraw(3, Refused(pairs)) == other.redraw(3, Refused(pairs))
 
 
 def test_what_is_asked_twice_has_the_same_answer() -> None:

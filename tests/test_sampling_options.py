@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 from clouds import Serving, serving
 from sampled import DRAFT, PROMPT_IDS, TARGET, alone, logprobs_of, sampling_edge
+from virtual import VOCABULARY, Scene, VirtualWorld
 
 from pipesd.config import GenerateConfig, add_flags
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import UsageError
+from pipesd.policy.sampler import Sampler
+from pipesd.policy.sampling import Sampling
 from pipesd.policy.strategy import PRESETS, idle_options
+from pipesd.sim.distributions import sampled_continuation
 
 TEXT = (Path(__file__).parents[1] / "docs" / "sampling.md").read_text(encoding="utf-8")
 COUNT = 24
@@ -154,6 +158,20 @@ def test_a_penalty_counts_the_same_for_every_draft_length(
     for way in ways:
         with sampling_edge(cloud.address, **way) as session:
             assert ids_with(session, **options) == direct, way
+
+
+@pytest.mark.parametrize("penalty", PENALTIES, ids=str)
+@pytest.mark.parametrize("temperature", BASE)
+def test_a_penalty_counts_the_same_where_drafting_goes_on_ahead(temperature: float, penalty: dict[str, float]) -> None:
+    """In virtual time: tokens that are drafted while a verdict is awaited count those in front of them too."""
+    sampler = Sampler(Sampling(temperature=temperature, **penalty), SEED)
+    direct = sampled_continuation(TARGET, PROMPT_IDS, 60, sampler, (), VOCABULARY.size)
+    scene = Scene(law=TARGET, proposal=DRAFT, edge={"strategy": "pipesd", "tuning": "off"})
+    with VirtualWorld(scene).session as session:
+        for _ in session.generate(PROMPT_IDS, max_tokens=60, **BASE[temperature], **penalty):
+            pass
+        assert list(session.token_ids) == direct
+        assert session.stats["proactive"] > 20 and session.stats["promoted"] > 0
 
 
 def test_all_options_together(cloud: Serving) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from clouds import LAW, PATIENT_S, InThread, Watched, said, wait_until
 
-from pipesd.cloud.worker import BEAT_S, run_worker
+from pipesd.cloud.worker import BEAT_S, choices_of, run_worker
 from pipesd.core import Mode
 from pipesd.policy.sampler import Sampler
 from pipesd.policy.sampling import Method, Sampling
+from pipesd.protocol.cloud_machine import CloudMachine
+from pipesd.protocol.cloud_session import CloudLimits
 from pipesd.protocol.messages import (
     Beat,
     Cancel,
@@ -294,6 +296,35 @@ def test_a_row_that_is_not_finite_hurts_only_the_session_that_samples_it(kind: A
             front.say(asks(session, [], pos=5))
             assert list(front.hear(Verdict, session).ids) == sampled(sampling, session, 2)[1:]
         assert max(target.batches) > 1
+
+
+@pytest.mark.parametrize("bad", [1, 2, 3])
+@pytest.mark.parametrize("method", list(Method))
+def test_one_pass_over_a_plain_session_a_sampled_one_and_one_that_is_not_finite(method: Method, bad: int) -> None:
+    sampling = Sampling(temperature=1.0, method=method, top_mass=8 if method is Method.PICOSPEC else 0)
+    ways = {1: None, 2: sampling, 3: Sampling(frequency_penalty=0.5)}
+    target = distributed(faults=[Fault("one-nan", 4, slot=bad - 1)])  # three prefills come before
+    machine = CloudMachine(CloudLimits(context=100, vocabulary_size=target.vocabulary.size))
+
+    def one_pass() -> list[Message]:
+        work = machine.work()
+        results = choices_of(target, work)
+        return [said for item, found in zip(work, results, strict=True) for said in machine.done(item, found, 0.1, 0.0)]
+
+    for session, way in ways.items():
+        machine.receive(opening(session, sampling=way, seed=session), 0.0)
+    while machine.work():
+        one_pass()
+    for session in ways:
+        machine.receive(asks(session, ()), 0.0)
+    assert len(machine.work()) == 3
+    said = {message.session: message for message in one_pass()}
+    error = said.pop(bad)
+    assert isinstance(error, Error) and error.code is ErrorCode.INTERNAL and "not finite" in error.text
+    assert len(said) == 2
+    for session, verdict in said.items():
+        assert isinstance(verdict, Verdict)
+        assert list(verdict.ids) == sampled(ways[session] or Sampling(), session, 1)
 
 
 def test_a_fault_of_the_target_ends_the_worker_with_its_reason() -> None:

@@ -82,8 +82,8 @@ class Refusal:
 
         count = max(FIRST_PROPOSALS, min(4 * tried, MOST_AT_ONCE))
         units = self._sampler.units(self._position, Stream.PROPOSAL, range(tried, tried + count))
-        places = np.searchsorted(self._sums, units * self._sums[-1], side="right")
-        return Refused(self._pairs(np.minimum(places, len(self._sums) - 1)), first=tried)
+        # a unit is so far below 1 that its product is below the last sum: no place is beyond the last weight
+        return Refused(self._pairs(np.searchsorted(self._sums, units * self._sums[-1], side="right")), first=tried)
 
     def _pairs(self, places: Any) -> tuple[tuple[int, float], ...]:
         """Ids and their probabilities, those of `Law.probability`."""
