@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,16 @@ import pytest
 from clouds import PROMPT, CloudProcess, FakeCloud, Serving, at_once, edge, ids_of, serving, wait_until
 from sampled import DRAFT, PROMPT_IDS, TARGET, WIDTH, alone, sampling_edge
 
+from pipesd.clock import SystemClock
 from pipesd.config import EdgeConfig
 from pipesd.core import Drawn
 from pipesd.edge.aio import AsyncEdgeSession
 from pipesd.edge.session import EdgeSession
+from pipesd.edge.steering import Steering
 from pipesd.errors import Refused, UsageError
+from pipesd.metrics import EventLog
+from pipesd.policy.strategy import make_strategy
+from pipesd.protocol.actions import Committed
 from pipesd.protocol.messages import ErrorCode, Hello, Message, Probe, Probed, ProbeStatus, Welcome
 from pipesd.protocol.vocabulary import vocabulary_hash
 from pipesd.sim.check import check_file
@@ -317,3 +323,37 @@ def test_the_probability_that_triggers_see_does_not_depend_on_the_options(cloud:
         assert drafted[0]["pos"] == len(PROMPT_IDS)
         seen.setdefault((drafted[0]["id"],), set()).add(drafted[0]["p_draft"])
     assert all(len(probabilities) == 1 for probabilities in seen.values()) and len(seen) < 4
+
+
+def test_a_round_with_a_refusal_is_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the verdict brought, then what the edge drew in the refused token's place."""
+    clock = SystemClock()
+    steering = Steering(make_strategy(EdgeConfig(strategy="auto")), "streamed", EventLog("", clock))
+    rounds: list[int] = []
+    decided: list[tuple[int, int, bool]] = []
+    monkeypatch.setattr(steering._updater, "round_end", lambda estimate, tokens, took_s: rounds.append(tokens) or [])
+    monkeypatch.setattr(
+        steering._sending, "decided", lambda accepted, known, rejected: decided.append((accepted, known, rejected))
+    )
+    steering.begin()
+    steering.committed(Committed(9, (1, 2), (True, True), goes_on=True), 1.0, 0.0, drafts=True)
+    assert not rounds and not decided
+    steering.committed(Committed(11, (3,), (False,), True), 1.1, 0.0, drafts=True)
+    assert (rounds, decided) == ([3], [(2, 12, True)])
+
+
+def test_the_machine_says_that_a_round_goes_on(cloud: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Committed] = []
+    heard = Steering.committed
+
+    def committed(steering: Steering, action: Committed, *rest: Any, **named: Any) -> None:
+        seen.append(action)
+        heard(steering, action, *rest, **named)
+
+    monkeypatch.setattr(Steering, "committed", committed)
+    with sampling_edge(cloud.address, strategy="vanilla") as session:
+        ids_of(session, PROMPT, max_tokens=60, temperature=1.0, seed=3, sampling="rejection")
+        assert sum(not one.goes_on for one in seen) == session.stats["rounds"]
+    behind = [later for one, later in pairwise(seen) if one.goes_on]
+    assert behind and all(one.rejected and len(one.ids) == 1 for one in behind)
+    assert {one.goes_on for one in seen if not one.rejected} == {True, False}

@@ -41,6 +41,7 @@ class Steering:
         self._updater = Updater(strategy, link_model, self._sending)
         self._round_s: float | None = None  # when the last round ended
         self._dropped = self._disturbed = False
+        self._tokens = self._accepted = 0  # of the part of a round that came before a refusal
         self._known: Estimate | None = None
         self._strategy = strategy
         self._guard = Guard() if strategy.guarded else None
@@ -72,6 +73,7 @@ class Steering:
         self._sending.reset()
         self._round_s = None
         self._dropped = self._disturbed = False
+        self._tokens = self._accepted = 0
         self._record(self._updater.begin(self._estimate()))
 
     def end(self, meter: Meter) -> None:
@@ -134,13 +136,18 @@ class Steering:
         self._dropped = True
 
     def committed(self, committed: Committed, now_s: float, opened_s: float | None, *, drafts: bool) -> None:
-        """A round ended; `opened_s`: when both sides were ready, which is when the first one began; `drafts`: whether
+        """A round ended, or a part of it; `opened_s`: when both sides were ready, which is when the first one began; `drafts`: whether
         the edge drafts now, wanted or not."""
         known = committed.pos + len(committed.ids)
+        self._tokens += len(committed.ids)
+        self._accepted += sum(committed.accepted)
+        if committed.goes_on:
+            return
+        tokens, accepted = self._tokens, self._accepted
+        self._tokens = self._accepted = 0
         if drafts:
-            self._sending.decided(sum(committed.accepted), known, rejected=committed.rejected)
+            self._sending.decided(accepted, known, rejected=committed.rejected)
         self._dropped = self._dropped and not committed.rejected
-        tokens = len(committed.ids)
         self.monitor.committed(tokens, now_s)
         begun_s, self._round_s = opened_s if self._round_s is None else self._round_s, now_s
         took_s = None if begun_s is None or self._disturbed else now_s - begun_s

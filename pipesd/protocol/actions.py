@@ -34,13 +34,14 @@ class Extend(NamedTuple):
 class Committed(NamedTuple):
     """`ids` are committed from `pos` on; `accepted[i]` says whether the i-th was the edge's own draft token;
     `rejected`: one of them stands where the draft had another, and ended it; `logprobs`: one for each id, where they
-    were asked for."""
+    were asked for; `goes_on`: the round is not over, as a refused token's place behind them is still to be drawn."""
 
     pos: int
     ids: tuple[int, ...]
     accepted: tuple[bool, ...]
     rejected: bool = False
     logprobs: tuple[Logprobs, ...] = ()
+    goes_on: bool = False
 
 
 class Redraw(NamedTuple):

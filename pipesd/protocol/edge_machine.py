@@ -381,6 +381,10 @@ class EdgeMachine(EdgeBranch):
         awaited = at == len(self.committed) and self.draft and self.running
         if refused is not None and awaited and self._redraw.answers(refused):
             self._redraw.begin(brought=at > before)
+            if at > before:
+                committed = actions.pop()
+                assert isinstance(committed, Committed)
+                actions.append(committed._replace(goes_on=True))
             actions.append(Redraw(at, refused))
         return actions
 

@@ -188,9 +188,13 @@ def _committed(g: Generation, event: Event) -> Iterator[str]:
     g.sent = g.known if rejected else max(g.sent, g.known)
     g.counts["accepted"] += accepted
     g.counts["rejections"] += rejected
-    g.window = g.rule.window
-    if g.drafts:
-        g.trigger.decided(accepted, rejected)
+    g.part += accepted
+    goes_on = bool(g.draft) and refusals.missed(g.known)
+    if not goes_on:
+        g.window = g.rule.window
+    if g.drafts and not goes_on:
+        g.trigger.decided(g.part, rejected)
+        g.part = 0
         g.rule.asked(g.known)
         g.link.decided(rejected, behind=bool(g.rule.since or g.rule.asks))
     if rejected:

@@ -28,6 +28,7 @@ class Generation:
     now_s: float = 0.0
     draft: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)  # committed behind the prompt
+    part: int = 0  # tokens accepted in a round that is not over
     expected: str | None = None  # a trigger that must come next
     nav: tuple[int, int] | None = None
     nav_said: bool = False  # in this opening
