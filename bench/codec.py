@@ -17,7 +17,7 @@ from collections.abc import Callable
 import msgpack  # type: ignore[import-untyped]
 
 from pipesd.core import Logprobs, Mode
-from pipesd.policy.accept import Refused
+from pipesd.policy.accept import ToldLaw
 from pipesd.policy.sampling import Method, Sampling
 from pipesd.protocol.wire import Counters, Draft, Message, Open, Verdict, decode, encode
 
@@ -47,8 +47,8 @@ def samples(seed: int) -> dict[str, Message]:
         "VERDICT, 20 ids": verdict,
         "VERDICT, 1 id": verdict._replace(ids=ids(1)),
         "VERDICT, 1 id, counters": verdict._replace(ids=ids(1), counters=Counters(100, 300, 60, 60_000)),
-        "VERDICT, 3 ids, law of 16": verdict._replace(ids=ids(3), rejected=True, refused=Refused(law(16), 0)),
-        "VERDICT, 3 ids, law of 256": verdict._replace(ids=ids(3), rejected=True, refused=Refused(law(256))),
+        "VERDICT, 3 ids, law of 16": verdict._replace(ids=ids(3), rejected=True, refused=ToldLaw(law(16), 0)),
+        "VERDICT, 3 ids, law of 256": verdict._replace(ids=ids(3), rejected=True, refused=ToldLaw(law(256))),
         "VERDICT, 3 ids, logprobs 5": verdict._replace(
             ids=ids(3), logprobs=tuple(Logprobs(-rng.random(), tuple((i, -1.0) for i in ids(5))) for _ in range(3))
         ),

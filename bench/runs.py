@@ -28,9 +28,10 @@ from replay import (
 
 from pipesd.config import EdgeConfig
 from pipesd.core import Drawn, common_prefix
-from pipesd.edge.models import Chooser, Drafter, Tokeniser
+from pipesd.edge.models import Drafter, Tokeniser
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import UsageError
+from pipesd.policy.sampler import Chooser
 from pipesd.sim.check import check_file
 from pipesd.sim.drafters import Agreement, ScriptedDrafter
 from pipesd.sim.tokeniser import ByteTokeniser

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipesd.policy.accept import Choices, Refused, accept_greedy
+from pipesd.policy.accept import Choices, ToldLaw, accept_greedy
 from pipesd.policy.batch_choices import NOTHING
 from pipesd.protocol.cloud_session import Work
 
@@ -65,10 +65,10 @@ class ModelRefusal:
     stops_at: frozenset[int]
     proposes: bool
 
-    def told(self, tried: int) -> Refused:
+    def told(self, tried: int) -> ToldLaw:
         if not self.proposes:
-            return Refused(((self._proposal(0), 1.0),))
-        return Refused(tuple((self._proposal(tried + j), 0.5) for j in range(PROPOSED)), tried)
+            return ToldLaw(((self._proposal(0), 1.0),))
+        return ToldLaw(tuple((self._proposal(tried + j), 0.5) for j in range(PROPOSED)), tried)
 
     @property
     def drawn(self) -> int:
@@ -79,7 +79,7 @@ class ModelRefusal:
         return drawn(self.salt + 100 + number, self.prefix, self.ids, self.stops_at)
 
 
-def taken(refused: Refused, prefix: Sequence[int]) -> int | None:
+def taken(refused: ToldLaw, prefix: Sequence[int]) -> int | None:
     """What an edge draws from what it is told of the place behind `prefix`, None: none of that."""
     if refused.first is None:
         return refused.pairs[0][0]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pipesd.core import Logprobs, Mode
 from pipesd.errors import PipeSDError, ProtocolError
-from pipesd.policy.accept import Refused
+from pipesd.policy.accept import ToldLaw
 from pipesd.policy.residual import Proposals
 from pipesd.policy.sampler import Sampler
 from pipesd.policy.sampling import Method, Sampling
@@ -96,14 +96,14 @@ class Edge:
 tiny = st.sampled_from([0.0, 2.0**-149, 2.0**-126, 2.0**-60, 0.25, 1.0])
 pair = st.tuples(st.sampled_from([0, 2, *Edge.DRAFTED, WIDTH, 2**31 - 1]), tiny)
 some_pairs = st.lists(pair, min_size=1, max_size=6).filter(lambda pairs: any(p for _, p in pairs)).map(tuple)
-hostile_refused = st.builds(Refused, some_pairs, st.none() | st.sampled_from([0, 1, 6, 1 << 14, MAX_TRIED]))
+hostile_refused = st.builds(ToldLaw, some_pairs, st.none() | st.sampled_from([0, 1, 6, 1 << 14, MAX_TRIED]))
 lie = st.tuples(st.integers(-1, 2), hostile_refused, st.booleans())
 
 
 @settings(max_examples=100)
 @given(st.integers(0, 9), st.booleans(), st.lists(lie, max_size=8))
 def test_whatever_a_cloud_refuses_with_the_edge_commits_ids_and_sends_what_can_be_sent(
-    seed: int, ahead: bool, lies: list[tuple[int, Refused, bool]]
+    seed: int, ahead: bool, lies: list[tuple[int, ToldLaw, bool]]
 ) -> None:
     edge = Edge(seed, ahead)
     for shift, refused, late in lies:
@@ -130,7 +130,7 @@ def test_the_least_probabilities_that_there_are_give_an_id() -> None:
     """Of a residual too small for a float32 the largest part is still there."""
     edge = Edge()
     drafted = edge.machine.draft[0]
-    edge.hear(Verdict(5, 1, 0, 3, (), False, True, None, Refused(((drafted, 2.0**-149),))))
+    edge.hear(Verdict(5, 1, 0, 3, (), False, True, None, ToldLaw(((drafted, 2.0**-149),))))
     assert edge.machine.committed[3:] == [drafted]
 
 
@@ -141,14 +141,14 @@ def test_proposals_that_nobody_can_take_come_to_an_end() -> None:
     while len(edge.machine.committed) == 3:
         asked = edge.sent[-1]
         assert isinstance(asked, Draft) and rounds < 50
-        edge.hear(Verdict(5, 1, 0, 3, (), False, True, None, Refused(lie, asked.tried or 0)))
+        edge.hear(Verdict(5, 1, 0, 3, (), False, True, None, ToldLaw(lie, asked.tried or 0)))
         rounds += 1
     assert edge.machine.committed[3:] == [drafted]
 
 
 def test_proposals_far_ahead_of_those_that_were_tried_are_no_answer() -> None:
     edge = Edge()
-    edge.hear(Verdict(5, 1, 0, 3, (), False, True, None, Refused(((9, 1.0),), MAX_TRIED)))
+    edge.hear(Verdict(5, 1, 0, 3, (), False, True, None, ToldLaw(((9, 1.0),), MAX_TRIED)))
     assert edge.machine.committed == [1, 2, 3] and edge.machine.running
     edge.perform(edge.machine.deadline())
     assert isinstance(edge.sent[-1], Draft) and edge.sent[-1].again
@@ -182,7 +182,7 @@ def test_a_cloud_that_leaves_only_ids_beyond_the_vocabulary(token: int, method: 
     def verdict(m: Draft) -> Verdict:
         if m.pos + len(m.ids) == m.known:
             return Verdict(m.session, m.opening, m.epoch, m.known, (token,))
-        refused = Refused(((token, 0.5),) * MAX_PAIRS)
+        refused = ToldLaw(((token, 0.5),) * MAX_PAIRS)
         return Verdict(m.session, m.opening, m.epoch, m.known, (), False, True, None, refused)
 
     options: dict[str, Any] = {"temperature": 1.0, "repetition_penalty": 1.2, "sampling": method, "max_tokens": 5}
@@ -206,7 +206,7 @@ def test_a_cloud_whose_log_probabilities_are_of_ids_that_there_are_not() -> None
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0}])
 def test_a_cloud_that_refuses_where_nothing_is_tested(options: dict[str, Any]) -> None:
     def verdict(m: Draft) -> Verdict:
-        return Verdict(m.session, m.opening, m.epoch, m.known, (), False, True, None, Refused(((70, 1.0),)))
+        return Verdict(m.session, m.opening, m.epoch, m.known, (), False, True, None, ToldLaw(((70, 1.0),)))
 
     with lying(verdict) as cloud, edge(cloud.address, proposal=KeyedDistribution(3), strategy="vanilla") as session:
         with pytest.raises(ProtocolError, match="refused a draft token"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipesd.core import Mode
 from pipesd.errors import ProtocolError
-from pipesd.policy.accept import Refused
+from pipesd.policy.accept import ToldLaw
 from pipesd.policy.batch_choices import greedy_choices
 from pipesd.policy.sampling import Method, Sampling
 from pipesd.protocol.actions import Action, Committed, Extend, Request, Rollback
@@ -62,7 +62,7 @@ samplings = st.sampled_from(
     ]
 )
 numbers = st.none() | st.sampled_from([0, 1, 2, 5, U32])
-refusals = st.none() | st.builds(Refused, st.just(((4, 0.5), (5, 0.5))), numbers)
+refusals = st.none() | st.builds(ToldLaw, st.just(((4, 0.5), (5, 0.5))), numbers)
 
 
 def draft(

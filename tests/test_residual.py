@@ -16,7 +16,7 @@ from laws import NearOne, TableSampler, Weights, dense, misfit
 
 from pipesd._kernels import warmup
 from pipesd.policy import accept, noise, residual, sampler
-from pipesd.policy.accept import Draw, Refusal, Refused, choose
+from pipesd.policy.accept import Draw, Refusal, ToldLaw, choose
 from pipesd.policy.noise import Stream
 from pipesd.policy.residual import MOST_PROPOSALS, Proposals, rounded_up
 from pipesd.policy.sampler import Sampler
@@ -234,8 +234,8 @@ def test_a_residual_of_nothing_falls_back_to_the_target() -> None:
     certain = tuple((token, float(token == 4)) for token in range(10))
     for seed in range(50):
         one_hot = np.where(np.arange(10) == 4, 0, -np.inf)
-        assert proposals_at(one_hot, seed).redraw(0, Refused(certain)) == 4
-        token = proposals_at(TARGET, seed).redraw(0, Refused((*below[:3], (7, 1e-9))))
+        assert proposals_at(one_hot, seed).redraw(0, ToldLaw(certain)) == 4
+        token = proposals_at(TARGET, seed).redraw(0, ToldLaw((*below[:3], (7, 1e-9))))
         assert token == 7
 
 
@@ -288,7 +288,7 @@ def test_what_was_drawn_from_outlives_the_logits(options: dict[str, Any]) -> Non
     buffer[:] = 50.0
     pairs = tuple((token, 0.1) for token in range(10))
     assert [kept.p_sent(3, token) for token in range(10)] == [other.p_sent(3, token) for token in range(10)]
-    assert kept.redraw(3, Refused(pairs)) == other.redraw(3, Refused(pairs))
+    assert kept.redraw(3, ToldLaw(pairs)) == other.redraw(3, ToldLaw(pairs))
 
 
 def test_what_is_asked_twice_has_the_same_answer() -> None:
@@ -297,25 +297,25 @@ def test_what_is_asked_twice_has_the_same_answer() -> None:
     pairs = tuple((token, law.probability(token)) for token in range(10))
     for seed in range(20):
         one = proposals_at(DRAFTS["bad"], seed)
-        assert one.redraw(0, Refused(pairs)) == one.redraw(0, Refused(pairs[::-1]))
-        assert one.redraw(0, Refused(pairs, first=0)) == one.redraw(0, Refused(pairs, first=0))
+        assert one.redraw(0, ToldLaw(pairs)) == one.redraw(0, ToldLaw(pairs[::-1]))
+        assert one.redraw(0, ToldLaw(pairs, first=0)) == one.redraw(0, ToldLaw(pairs, first=0))
 
 
 def test_the_first_proposal_that_passes_is_taken() -> None:
     blind = np.where(np.arange(10) < 9, 0, -np.inf)  # 9 is always taken: the draft cannot have drawn it
     one = proposals_at(blind)
     never = (0, 1e-9)
-    assert one.redraw(0, Refused((never, (9, 0.5)), first=0)) == 9
-    assert one.redraw(0, Refused((never, never), first=1)) is None
-    assert one.redraw(0, Refused(((9, 0.5),), first=3)) == 9
-    assert Refused((never,) * 5, first=16).end == 21
+    assert one.redraw(0, ToldLaw((never, (9, 0.5)), first=0)) == 9
+    assert one.redraw(0, ToldLaw((never, never), first=1)) is None
+    assert one.redraw(0, ToldLaw(((9, 0.5),), first=3)) == 9
+    assert ToldLaw((never,) * 5, first=16).end == 21
 
 
 def test_proposals_end_where_nothing_but_rounding_is_left() -> None:
     one = proposals_at(np.zeros(10))
     never = (3, 1e-9)
-    assert one.redraw(0, Refused((never,) * 64, first=MOST_PROPOSALS - 128)) is None
-    assert one.redraw(0, Refused((never,) * 64, first=MOST_PROPOSALS - 64)) == 3
+    assert one.redraw(0, ToldLaw((never,) * 64, first=MOST_PROPOSALS - 128)) is None
+    assert one.redraw(0, ToldLaw((never,) * 64, first=MOST_PROPOSALS - 64)) == 3
 
 
 @pytest.mark.usefixtures("by_proposals")
@@ -355,4 +355,4 @@ def test_a_token_that_was_taken_without_a_draw_was_certain() -> None:
         one = Proposals(Sampler(Sampling(temperature=1.0, method=Method.REJECTION), seed))
         assert one.choose(np.full(10, math.nan, np.float32), 0, ()) is None
         assert one.p_sent(0, 9) == 1.0
-        assert one.redraw(0, Refused(pairs)) != 9  # p·1 of it was accepted, nothing is left
+        assert one.redraw(0, ToldLaw(pairs)) != 9  # p·1 of it was accepted, nothing is left

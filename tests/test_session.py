@@ -11,8 +11,8 @@ import pytest
 from clouds import LAW, PATIENT_S, Serving, at_once, edge, ids_of, recorded, said, serving, wait_until
 
 from pipesd.core import Drawn, Piece
-from pipesd.edge.models import Chooser
 from pipesd.errors import DrafterFailed, Refused, UsageError
+from pipesd.policy.sampler import Chooser
 from pipesd.protocol.messages import ErrorCode
 from pipesd.sim.drafters import Agreement, DraftScript, ScriptedDrafter
 from pipesd.sim.texts import KeyedText

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pipesd.config import MOST_LOGPROBS
 from pipesd.core import Logprobs, Mode, ModelInfo, Vocabulary
 from pipesd.logit_bias import MOST_BIASED
-from pipesd.policy.accept import Refused
+from pipesd.policy.accept import ToldLaw
 from pipesd.policy.sampling import Sampling
 from pipesd.protocol import messages, wire
 from pipesd.protocol.layouts import LAYOUTS, fields_of, message_of
@@ -141,7 +141,7 @@ def test_a_draft_and_a_verdict_cost_at_most_28_bytes_beyond_their_ids(count: int
         tested = Draft(*head, known=max(0, pos - 32), nav=True, p_draft=(0.5,) * count)
         assert len(encode(tested)) - 6 * count <= 30
         for pairs, size in [(1, 2), (256, 3)]:
-            refused = Verdict(*head, rejected=True, refused=Refused(((1, 0.5),) * pairs))
+            refused = Verdict(*head, rejected=True, refused=ToldLaw(((1, 0.5),) * pairs))
             assert len(encode(refused)) - 4 * count <= 28 + 4 + size + 8 * pairs  # 4 for the counters' places
     usual = Verdict(2**64 - 1, 3, 100, 1500, ids, True, False, Counters(90, 250, 60, 60_000))
     assert len(encode(usual)) - 4 * count <= 28
@@ -156,7 +156,7 @@ def test_the_longest_legal_messages_fit_the_limit_of_a_message() -> None:
     assert len(encode(longest)) <= wire.MAX_MESSAGE_BYTES
     assert decode(encode(longest)) == longest
     head = (2**64 - 1, top, top, top, ids[: wire.MAX_IDS])
-    refused = Refused(tuple((2**31 - 1 - i, 1.0) for i in range(messages.MAX_PAIRS)), messages.MAX_TRIED)
+    refused = ToldLaw(tuple((2**31 - 1 - i, 1.0) for i in range(messages.MAX_PAIRS)), messages.MAX_TRIED)
     logprobs = (Logprobs(-1.0, ((2**31 - 1, -1.0),) * MOST_LOGPROBS),) * wire.MAX_IDS
     verdict = Verdict(*head, True, True, Counters(top, top, top, top), refused, logprobs)
     assert len(encode(verdict)) <= wire.MAX_MESSAGE_BYTES

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipesd.core import Logprobs
-from pipesd.policy.accept import Refused
+from pipesd.policy.accept import ToldLaw
 from pipesd.protocol import wire
 from pipesd.protocol.wire import Counters, Draft, Verdict, WireError, decode, encode
 from tests.wire_samples import (
@@ -60,16 +60,16 @@ def test_arrays_and_lists_of_ids_are_converted() -> None:
 
 
 def test_numpys_numbers_in_a_distribution_and_in_log_probabilities_are_converted() -> None:
-    refused = Refused(((np.int64(3), np.float32(0.5)), (np.uint32(9), np.float64(0.25))), np.int64(16))
+    refused = ToldLaw(((np.int64(3), np.float32(0.5)), (np.uint32(9), np.float64(0.25))), np.int64(16))
     own, top = np.float32(-0.5), ((np.int32(3), np.float64(-1.0)),)
     logprobs = [Logprobs(own, top), VERDICT.logprobs[1]]
     assert decode(encode(VERDICT._replace(refused=refused, logprobs=logprobs))) == VERDICT
-    few = Refused(((3, 1e-46), (9, 1.0)))  # what a float32 cannot hold becomes 0
+    few = ToldLaw(((3, 1e-46), (9, 1.0)))  # what a float32 cannot hold becomes 0
     assert decode(encode(VERDICT._replace(refused=few))).refused.pairs == ((3, 0.0), (9, 1.0))
 
 
 def bad_pairs(pairs: Any, says: str) -> tuple[wire.Message, str, Any, str]:
-    return (VERDICT, "refused", Refused(pairs), f"VERDICT.law: got {says}")
+    return (VERDICT, "refused", ToldLaw(pairs), f"VERDICT.law: got {says}")
 
 
 def bad_logprobs(own: Any, top: Any, says: str) -> tuple[wire.Message, str, Any, str]:
@@ -157,10 +157,10 @@ WRONG_VALUES += [
     (PLAIN_VERDICT, "rejected", True, "VERDICT.law: got nothing, wanted a distribution with `rejected`"),
     (PLAIN_VERDICT, "refused", VERDICT.refused, "VERDICT.law: got one, wanted none without `rejected`"),
     (VERDICT, "refused", None, "VERDICT.law: got nothing"),
-    (VERDICT, "refused", (((3, 0.5),), None), "VERDICT.refused: got an array of 2, wanted Refused or None"),
-    (VERDICT, "refused", Refused(((3, 0.5),), -1), "VERDICT.first: got -1"),
-    (VERDICT, "refused", Refused(((3, 0.5),), True), "VERDICT.first: got bool True"),
-    (VERDICT, "refused", Refused(((3, 0.5),), 2**20 + 1), "VERDICT.first: got 1048577"),
+    (VERDICT, "refused", (((3, 0.5),), None), "VERDICT.refused: got an array of 2, wanted ToldLaw or None"),
+    (VERDICT, "refused", ToldLaw(((3, 0.5),), -1), "VERDICT.first: got -1"),
+    (VERDICT, "refused", ToldLaw(((3, 0.5),), True), "VERDICT.first: got bool True"),
+    (VERDICT, "refused", ToldLaw(((3, 0.5),), 2**20 + 1), "VERDICT.first: got 1048577"),
     bad_pairs((), "0 pairs, wanted 1 to 1024 pairs"),
     bad_pairs(((3, 0.5),) * 1025, "1025 pairs"),
     bad_pairs(((3, math.nan),), "float nan, wanted probabilities from 0 to 1"),

@@ -22,9 +22,10 @@ from pipesd.clock import VirtualClock
 from pipesd.config import EdgeConfig
 from pipesd.core import Drawn
 from pipesd.edge.session import EdgeSession
+from pipesd.policy.sampler import Chooser
 from pipesd.protocol import wire
 from pipesd.protocol.messages import ID_BYTES
-from pipesd.sim.drafters import Agreement, Chooser, Proposal, ScriptedDrafter
+from pipesd.sim.drafters import Agreement, Proposal, ScriptedDrafter
 from pipesd.sim.texts import KeyedText, Law
 from pipesd.sim.tokeniser import ByteTokeniser
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pipesd.core import Logprobs, Mode
-from pipesd.policy.accept import Refused
+from pipesd.policy.accept import ToldLaw
 from pipesd.policy.sampling import Method, Sampling
 from pipesd.protocol import wire as w
 
@@ -95,11 +95,11 @@ OF_1_1: list[tuple[w.Message, str]] = [
         f"9a05{_S}0102cd05dcc404050000000000c402003c00",
     ),
     (
-        w.Verdict(SESSION, 1, 2, 1500, (), rejected=True, refused=Refused(((3, 0.5), (9, 0.25)))),
+        w.Verdict(SESSION, 1, 2, 1500, (), rejected=True, refused=ToldLaw(((3, 0.5), (9, 0.25)))),
         f"9c06{_S}0102cd05dcc40002c0c0c0c0{_LAW}",
     ),
     (
-        w.Verdict(SESSION, 1, 2, 1500, (7,), False, True, w.Counters(1, 2, 3, 4), Refused(((3, 0.5), (9, 0.25)), 16)),
+        w.Verdict(SESSION, 1, 2, 1500, (7,), False, True, w.Counters(1, 2, 3, 4), ToldLaw(((3, 0.5), (9, 0.25)), 16)),
         f"9d06{_S}0102cd05dcc404070000000201020304{_LAW}10",
     ),
     (
@@ -151,7 +151,7 @@ def logprobs(draw: st.DrawFn, count: int) -> tuple[Logprobs, ...]:
 
 
 pairs = st.lists(st.tuples(token_id, probability32), min_size=1, max_size=20).map(tuple)
-refused = made(Refused, pairs.filter(lambda pairs: any(p for _, p in pairs)), st.none() | number)
+refused = made(ToldLaw, pairs.filter(lambda pairs: any(p for _, p in pairs)), st.none() | number)
 
 
 @st.composite
@@ -216,7 +216,7 @@ messages: st.SearchStrategy[w.Message] = st.one_of(
 # One message of each kind with every optional field, and the usual DRAFT and VERDICT.
 DRAFT = w.Draft(SESSION, 1, 2, 1500, (5, 6), 1490, nav=True, p_draft=(0.5, 1.0), tried=16)
 VERDICT = w.Verdict(
-    SESSION, 1, 2, 1500, (5, 6), False, True, w.Counters(1, 2, 3, 4), Refused(((3, 0.5), (9, 0.25)), 16),
+    SESSION, 1, 2, 1500, (5, 6), False, True, w.Counters(1, 2, 3, 4), ToldLaw(((3, 0.5), (9, 0.25)), 16),
     (Logprobs(-0.5, ((3, -1.0),)), Logprobs(-1.5, ((4, -2.0),))),
 )  # fmt: skip
 PLAIN_DRAFT = DRAFT._replace(p_draft=None, tried=None)

@@ -26,9 +26,9 @@ from pipesd.core import Drawn
 from pipesd.cpu import usable_cpus
 from pipesd.edge.gguf_header import read_header
 from pipesd.edge.llama import log, native
-from pipesd.edge.models import Chooser
 from pipesd.edge.tokeniser import Tokeniser, Weights
 from pipesd.errors import DrafterFailed, PipeSDError, UsageError
+from pipesd.policy.sampler import Chooser
 
 __all__ = ["DraftContextFull", "Drafter", "DrafterFailed", "Tokeniser", "estimate_bytes"]
 

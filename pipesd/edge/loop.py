@@ -23,7 +23,7 @@ from pipesd.edge.run import Run
 from pipesd.edge.steering import Steering
 from pipesd.errors import DrafterFailed
 from pipesd.metrics import EventLog
-from pipesd.policy.accept import Refused
+from pipesd.policy.accept import ToldLaw
 from pipesd.policy.sampling import Sampling
 from pipesd.policy.sending import Step
 from pipesd.policy.strategy import Strategy
@@ -211,7 +211,7 @@ class Loop:
                 if not machine.nav_said:  # the link takes nothing now
                     break
 
-    def _redraw(self, run: Run, pos: int, refused: Refused) -> None:
+    def _redraw(self, run: Run, pos: int, refused: ToldLaw) -> None:
         """Draw what stands at `pos`, where the cloud refused the draft token."""
         assert run.proposals is not None
         before, told = refused.first or 0, len(refused.pairs)

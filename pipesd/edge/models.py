@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from pipesd.config import EdgeConfig, GenerateConfig
 from pipesd.core import Drawn, common_prefix
 from pipesd.edge.chat import ChatTokeniser
 from pipesd.errors import Refused, UsageError
-from pipesd.policy.sampler import Choice
+from pipesd.policy.sampler import Chooser
 from pipesd.policy.sampling import Sampling
 from pipesd.protocol.messages import MAX_IDS_OPEN, SAMPLING, ErrorCode, Welcome
 
@@ -27,13 +27,6 @@ class Tokeniser(ChatTokeniser, Protocol):
         """Whether the text begins with the start token that is added anyway."""
 
     def close(self) -> None: ...
-
-
-class Chooser(Protocol):
-    """What draws a token from a row of logits."""
-
-    def choose(self, row: Any, position: int, prefix: Sequence[int]) -> Choice | None:
-        """What stands at `position` behind `prefix`, see `pipesd.policy.sampler.Sampler`."""
 
 
 class Drafter(Protocol):

@@ -10,12 +10,12 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from pipesd.clock import Clock
 from pipesd.config import GenerateConfig
 from pipesd.core import Drawn, FinishReason, Logprobs, Origin, Piece
-from pipesd.edge.models import Chooser, Drafter, Tokeniser
+from pipesd.edge.models import Drafter, Tokeniser
 from pipesd.edge.text import TextStream
 from pipesd.errors import UsageError
 from pipesd.metrics import Meter, Tally
 from pipesd.policy.residual import Proposals
-from pipesd.policy.sampler import Sampler
+from pipesd.policy.sampler import Chooser, Sampler
 from pipesd.policy.sampling import Sampling, make_sampling
 from pipesd.policy.strategy import Strategy
 

@@ -26,7 +26,7 @@ class Draw(NamedTuple):
     p_draft: Sequence[float] = ()
 
 
-class Refused(NamedTuple):
+class ToldLaw(NamedTuple):
     """What the edge is told of the target's distribution where a draft token was refused: pairs (id, probability).
 
     `first` None: they are that distribution, whole, or its most probable part where the method says so. Else they were
@@ -50,9 +50,9 @@ class Refusal:
         self._sampler = sampler
         self._position = position
         self._sums: Any = None  # of the weights, where proposals are drawn from them
-        self._told: Refused | None = None
+        self._told: ToldLaw | None = None
 
-    def told(self, tried: int) -> Refused:
+    def told(self, tried: int) -> ToldLaw:
         """What to tell an edge that refused the first `tried` proposals: the same whenever it is asked.
 
         A distribution of few ids is told whole, exactly; with method PICOSPEC the most probable ids of a larger one,
@@ -64,7 +64,7 @@ class Refusal:
             self._told = self._proposed(tried)
         return self._told
 
-    def _few(self) -> Refused | None:
+    def _few(self) -> ToldLaw | None:
         """All that is ever told, None where proposals are."""
         import numpy as np
 
@@ -75,15 +75,15 @@ class Refusal:
         if len(places) > most and not picospec:
             self._sums = np.cumsum(weights, dtype=np.float64)
             return None
-        return Refused(self._pairs(places if len(places) <= most else highest(weights, most)))
+        return ToldLaw(self._pairs(places if len(places) <= most else highest(weights, most)))
 
-    def _proposed(self, tried: int) -> Refused:
+    def _proposed(self, tried: int) -> ToldLaw:
         import numpy as np
 
         count = max(FIRST_PROPOSALS, min(4 * tried, MOST_AT_ONCE))
         units = self._sampler.units(self._position, Stream.PROPOSAL, range(tried, tried + count))
         # a unit is so far below 1 that its product is below the last sum: no place is beyond the last weight
-        return Refused(self._pairs(np.searchsorted(self._sums, units * self._sums[-1], side="right")), first=tried)
+        return ToldLaw(self._pairs(np.searchsorted(self._sums, units * self._sums[-1], side="right")), first=tried)
 
     def _pairs(self, places: Any) -> tuple[tuple[int, float], ...]:
         """Ids and their probabilities, those of `Law.probability`."""

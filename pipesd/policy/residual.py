@@ -17,7 +17,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from pipesd.policy.accept import Refused
+from pipesd.policy.accept import ToldLaw
 from pipesd.policy.noise import Stream, race, stream_key
 from pipesd.policy.sampler import Choice, Sampler
 from pipesd.policy.sampling import Law, Method
@@ -69,7 +69,7 @@ class Proposals:
         for known in [known for known in self._laws if known < position]:
             del self._laws[known]
 
-    def redraw(self, position: int, refused: Refused) -> int | None:
+    def redraw(self, position: int, refused: ToldLaw) -> int | None:
         """The id that stands at `position`, where the drafted one was refused; None: none of the proposals is taken, so
         `refused.end` are tried. The same question has the same answer."""
         law = self._laws[position]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from pipesd.policy.noise import Stream, race, stream_key, unit, units
 from pipesd.policy.penalties import Counts
@@ -19,6 +19,13 @@ class Choice(NamedTuple):
     id: int
     margin: float
     law: Law | None
+
+
+class Chooser(Protocol):
+    """What draws a token from a row of logits."""
+
+    def choose(self, row: Any, position: int, prefix: Sequence[int]) -> Choice | None:
+        """What stands at `position` behind `prefix`, see `Sampler`."""
 
 
 class Sampler:

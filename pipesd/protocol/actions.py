@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipesd.core import FinishReason, Logprobs, Mode
-from pipesd.policy.accept import Refused
+from pipesd.policy.accept import ToldLaw
 from pipesd.policy.sampling import Sampling
 from pipesd.protocol.messages import ErrorCode, Message, Open
 from pipesd.protocol.vocabulary import digest
@@ -49,7 +49,7 @@ class Redraw(NamedTuple):
     the proposals was taken."""
 
     pos: int
-    refused: Refused
+    refused: ToldLaw
 
 
 class Retry(NamedTuple):

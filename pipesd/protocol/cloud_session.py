@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pipesd.core import LEAST_AHEAD, Logprobs, Mode
-from pipesd.policy.accept import Draw, Refusal, Refused
+from pipesd.policy.accept import Draw, Refusal, ToldLaw
 from pipesd.policy.sampler import Sampler
 
 
@@ -107,7 +107,7 @@ class CloudSession:
         del self.logprobs[: max(0, len(self.logprobs) - len(self.committed) + self.known)]
 
     @property
-    def told(self) -> Refused | None:
+    def told(self) -> ToldLaw | None:
         """What the edge is told of the refusal that stands."""
         return None if self.refusal is None else self.refusal.told(self.tried)
 

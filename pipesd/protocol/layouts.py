@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from pipesd.core import Mode
-from pipesd.policy.accept import Refused
+from pipesd.policy.accept import ToldLaw
 from pipesd.protocol import messages as m
 from pipesd.protocol.fields import (
     U16,
@@ -85,8 +85,8 @@ def _verdict_to_wire(row: Row) -> Row:
     else:
         raise WireError("VERDICT", "counters", describe(counters), "Counters or None")
     refused = row.pop("refused")
-    if refused is not None and not isinstance(refused, Refused):
-        raise WireError("VERDICT", "refused", describe(refused), "Refused or None")
+    if refused is not None and not isinstance(refused, ToldLaw):
+        raise WireError("VERDICT", "refused", describe(refused), "ToldLaw or None")
     law = first = None
     if refused is not None:
         law = _fit("VERDICT", "law", _LAW.pack, refused.pairs)
@@ -108,7 +108,7 @@ def _verdict_to_message(row: Row) -> Row:
     _check_first(first, law)
     if row["logprobs"] is not None:
         _check_logprobs(len(row["logprobs"]), len(row["ids"]))
-    refused = None if law is None else Refused(law, first)
+    refused = None if law is None else ToldLaw(law, first)
     return row | {"more": flags & 1 == 1, "rejected": flags & 2 == 2, "counters": counters, "refused": refused}
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pipesd.core import Logprobs, Mode, ModelInfo, Vocabulary
 from pipesd.errors import ProtocolError
-from pipesd.policy.accept import Refused
+from pipesd.policy.accept import ToldLaw
 from pipesd.policy.sampling import Sampling
 
 MAJOR = 1  # a peer of another major version is refused
@@ -214,7 +214,7 @@ class Verdict(NamedTuple):
     more: bool = False
     rejected: bool = False
     counters: Counters | None = None
-    refused: Refused | None = None
+    refused: ToldLaw | None = None
     logprobs: tuple[Logprobs, ...] | None = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipesd.policy.accept import Refused
+from pipesd.policy.accept import ToldLaw
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Redrawing:
         """Whether an id is still to be drawn."""
         return self.due or self.tried is not None
 
-    def answers(self, refused: Refused) -> bool:
+    def answers(self, refused: ToldLaw) -> bool:
         """Whether `refused` is what the edge waits for, and no repetition of what it had."""
         return not self.due and refused.first in (None, self.tried or 0)
 

@@ -17,7 +17,7 @@ import numpy as np
 from pipesd.clock import Clock, SystemClock
 from pipesd.core import Drawn, Vocabulary
 from pipesd.policy.noise import mix
-from pipesd.policy.sampler import Choice
+from pipesd.policy.sampler import Chooser
 from pipesd.sim.distributions import Distribution, Row, probabilities
 from pipesd.sim.texts import EMPTY, LETTERS, Law, folded, unit
 from pipesd.sim.tokeniser import byte_vocabulary
@@ -89,12 +89,6 @@ class DraftScript:
         if not 0 <= at < len(self.ids):
             return self.filler, 0.01
         return self.ids[at], self.probabilities if isinstance(self.probabilities, float) else self.probabilities[at]
-
-
-class Chooser(Protocol):
-    """What draws a token, as `Sampler` does."""
-
-    def choose(self, row: Any, position: int, prefix: Sequence[int]) -> Choice | None: ...
 
 
 def entropy_of(p: float, ids: int) -> float:
