@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import functools
+import numbers
 import os
 import sys
 import tomllib
@@ -26,6 +27,7 @@ CONFIDENCES = ("probability", "margin")
 METHODS = ("noise", "rejection", "picospec")
 MOST_LOGPROBS = 20
 Config = TypeVar("Config")
+NO_OTHERS: Mapping[str, type] = {}
 
 
 def option(
@@ -157,7 +159,9 @@ class GenerateConfig:
                 "sampling picospec needs top-mass: say how many of the target's most probable ids come down"
             )
         if self.sampling != "picospec" and self.top_mass:
-            raise UsageError(f"top-mass goes with sampling picospec, not with {self.sampling}: leave it out")
+            raise UsageError(
+                f"top-mass goes with sampling picospec, not with {self.sampling}: leave it out, or set it to 0"
+            )
 
     def beyond_greedy(self) -> list[str]:
         """Names of the options that were set and ask for more than the target's most probable tokens."""
@@ -234,15 +238,16 @@ def checked(kind: type, name: str, value: Any) -> Any:
         if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
             raise UsageError(f"{option_name}: got {value!r}, wanted a list of texts")
         return value
-    whole = wanted is float and type(value) is int
-    if not (whole or _is_a(value, wanted)):
+    if wanted in _KINDS and not isinstance(value, bool) and isinstance(value, _KINDS[wanted]):
+        value = _exactly(value, wanted)
+    elif type(value) is not wanted:
         raise UsageError(f"{option_name}: got {value!r}, wanted {_NAMES[wanted]}")
     low, high, choices = f.metadata["low"], f.metadata["high"], f.metadata["choices"]
     if wanted in (int, float) and not _within(value, low, high):
         raise UsageError(f"{option_name}: got {value!r}, wanted {_range(low, high)}")
     if choices and value not in choices:
         raise UsageError(f"{option_name}: got {value!r}, wanted one of {', '.join(filter(None, choices))}")
-    return float(value) if whole else value
+    return value
 
 
 def set_options(config: Any, names: Sequence[str]) -> list[str]:
@@ -251,7 +256,7 @@ def set_options(config: Any, names: Sequence[str]) -> list[str]:
     return [name for name in names if getattr(config, name) != defaults[name]]
 
 
-def add_flags(parser: argparse.ArgumentParser, kind: type, *, leave_out: Sequence[str] = ()) -> None:
+def add_flags(parser: argparse._ActionsContainer, kind: type, *, leave_out: Sequence[str] = ()) -> None:
     """A flag for every field of the config class `kind`; what is not given stays absent from the namespace."""
     hints = get_type_hints(kind)
     for f in fields(kind):
@@ -262,8 +267,8 @@ def add_flags(parser: argparse.ArgumentParser, kind: type, *, leave_out: Sequenc
         names = [name for name in f.metadata["choices"] if name]
         if not all(f"{name}: " in text for name in names):  # the text does not explain each
             text += f": {', '.join(names)}"
-        if f.default not in ("", (), None, False):
-            text += f" (default {f.default})"
+        if f.default not in ("", (), None) and f.default is not False:
+            text += f" (default {f.default:g})" if isinstance(f.default, float) else f" (default {f.default})"
         common: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
         if wanted is bool:
             parser.add_argument(flag, action="store_true", **common)
@@ -286,13 +291,21 @@ def utf8_text(argument: str) -> str:
         raise argparse.ArgumentTypeError("not UTF-8: convert it first") from None
 
 
-def make_config(kind: type[Config], table: Mapping[str, Any], given: Mapping[str, Any]) -> Config:
-    """A config from a file's table and the flags given, which win. Unknown keys of the table are refused by name."""
+def make_config(
+    kind: type[Config], table: Mapping[str, Any], given: Mapping[str, Any], others: Mapping[str, type] = NO_OTHERS
+) -> Config:
+    """A config from a file's table and the flags given, which win. Unknown keys of the table are refused by name, those
+    of the config classes `others` with the name of the table that they belong in."""
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, value in table.items():
         name = key.replace("-", "_")
+        if name in values:
+            raise UsageError(f"option {key!r} is given twice, with - and with _: give it once")
         if name not in known:
+            home = next((table for table, other in others.items() if name in {f.name for f in fields(other)}), None)
+            if home is not None:
+                raise UsageError(f"option {key!r} belongs in table [{home}]")
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
             raise UsageError(f"unknown option {key!r}: {hint}")
@@ -327,6 +340,7 @@ def read_tables(path: str | None, names: Sequence[str]) -> dict[str, dict[str, A
 
 _hints = functools.cache(get_type_hints)
 
+_KINDS = {int: numbers.Integral, float: numbers.Real}
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
@@ -339,8 +353,12 @@ def _base_type(kind: Any) -> type:
     return tuple if getattr(kind, "__origin__", None) is tuple else inner[0]
 
 
-def _is_a(value: Any, wanted: type) -> bool:
-    return type(value) is wanted  # exactly: True is no number
+def _exactly(value: Any, wanted: Callable[[Any], Any]) -> Any:
+    """A number of another type, numpy's say, as a plain one; as it is if no float can hold it."""
+    try:
+        return wanted(value)
+    except OverflowError:
+        return value
 
 
 def _within(value: float, low: float | None, high: float | None) -> bool:

@@ -32,9 +32,9 @@ def checked_bias(given: Any) -> tuple[tuple[int, float], ...]:
 
 def _pair(item: Any) -> tuple[Any, Any]:
     if isinstance(item, str):
-        token, sign, value = item.partition("=")
+        token, _, value = item.partition("=")
         try:
-            return token, float(value) if sign else value
+            return token, float(value)
         except ValueError:
             raise _refused(item) from None
     if not isinstance(item, Sequence) or len(item) != 2:

@@ -35,7 +35,10 @@ class Parser(argparse.ArgumentParser):
         known, rest = super().parse_known_args(args, namespace)
         options = [each.partition("=")[0] for each in rest if each.startswith("-") and not set(each) & set(" \t\n")]
         if options:
-            near = difflib.get_close_matches(options[0], self._option_string_actions, 1)
+            known = self._option_string_actions
+            near = [each for each in known if each.startswith(options[0])] or difflib.get_close_matches(
+                options[0], known, 1
+            )
             self.error(f"unknown option {options[0]}" + (f", did you mean {near[0]}?" if near else ""))
         if rest:
             count = "an argument belongs" if len(rest) == 1 else f"{len(rest)} arguments belong"

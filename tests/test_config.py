@@ -7,9 +7,11 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, asdict, fields
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 
 from pipesd import CloudConfig, EdgeConfig, GenerateConfig
@@ -251,7 +253,7 @@ def test_a_logit_bias_by_flags() -> None:
         ({1, 2}, "wanted ID=BIAS"),
         ([7], "got 7, wanted ID=BIAS"),
         ([(7,)], r"got \(7,\), wanted ID=BIAS"),
-        (["7"], "got '' for id 7"),
+        (["7"], "got '7', wanted ID=BIAS"),
         (["7="], "got '7=', wanted ID=BIAS"),
         (["7=x"], "got '7=x', wanted ID=BIAS"),
         (["x=1"], "got id 'x', wanted a whole number"),
@@ -327,7 +329,12 @@ def test_flags_are_never_abbreviated_twice_or_silent(capsys: pytest.CaptureFixtu
     shown = " ".join(capsys.readouterr().out.split())
     for f in fields(EdgeConfig):
         assert (flag(f.name) in shown) == (f.name != "events")
-    assert "(default 30.0)" in shown and "(default auto)" in shown and "dp, greedy, immediate, none" in shown
+    assert (
+        "(default 30)" in shown
+        and "at most 8192 (default 0)" in shown
+        and "(default auto)" in shown
+        and "dp, greedy, immediate, none" in shown
+    )
 
 
 @pytest.mark.parametrize(
@@ -361,3 +368,20 @@ def test_files_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "own.toml").write_text("[edge]\nthreads = 2\n")
     assert read_tables("~/own.toml", ["edge", "generate"]) == {"edge": {"threads": 2}, "generate": {}}
+
+
+def test_numbers_of_other_types_are_taken_as_plain_ones() -> None:
+    config = GenerateConfig(temperature=np.float32(0.5), top_k=np.int64(3), seed=np.uint64(7), top_p=Fraction(1, 4))
+    assert [(type(value), value) for value in (config.temperature, config.top_k, config.seed, config.top_p)] == [
+        (float, 0.5), (int, 3), (int, 7), (float, 0.25),
+    ]  # fmt: skip
+    for wrong in (np.float64("nan"), np.True_, np.float64(3.0), np.int64(-1)):
+        with pytest.raises(UsageError, match="top-k: got"):
+            GenerateConfig(top_k=wrong)
+
+
+def test_an_option_of_another_table_is_refused_with_the_tables_name() -> None:
+    with pytest.raises(UsageError, match=r"option 'temperature' belongs in table \[generate\]"):
+        make_config(EdgeConfig, {"temperature": 0.5}, {}, {"generate": GenerateConfig})
+    with pytest.raises(UsageError, match="option 'top-p' is given twice, with - and with _"):
+        make_config(GenerateConfig, {"top_p": 0.5, "top-p": 0.4}, {})

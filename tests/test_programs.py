@@ -173,6 +173,7 @@ WRONG: list[tuple[str, Sequence[str], str]] = [
     ("edge", [*GENERATE, "--cloud", "http://h:1"], "http:// is not spoken here"),
     ("edge", ["chat"], "no draft model: give --draft FILE.gguf"),
     ("edge", ["chat", "--draft", "x", "--json"], "unknown option --json"),
+    ("edge", [*GENERATE, "--temp", "0.8"], "unknown option --temp, did you mean --temperature?"),
 ]
 
 

@@ -96,7 +96,7 @@ REFUSED = [
     (["--repetition-penalty", "0"], "repetition-penalty: got 0.0, wanted 0.01 to 10"),
     (["--presence-penalty", "3"], "presence-penalty: got 3.0, wanted -2 to 2"),
     (["--frequency-penalty", "nan"], "frequency-penalty: got nan, wanted -2 to 2"),
-    (["--logit-bias", "5"], "logit-bias: got '' for id 5"),
+    (["--logit-bias", "5"], "logit-bias: got '5', wanted ID=BIAS"),
     (["--logit-bias", "5=1", "--logit-bias", "5=2"], "logit-bias: got id 5 twice"),
     (["--logprobs", "21"], "logprobs: got 21, wanted 0 to 20"),
     (["--sampling", "rejection", "--top-mass", "4"], "top-mass goes with sampling picospec, not with rejection"),
@@ -142,3 +142,24 @@ def test_chat_samples_turn_after_turn(models: Models, scripted: Serving) -> None
     first, second = chatted.out.splitlines()
     assert first != second, "the noise goes on where the last turn ended"
     assert edge(*arguments, "--seed", 4, stdin="one\n").out == first + "\n"
+
+
+def test_the_line_of_statistics_has_the_seed_of_a_sample(common: list[str]) -> None:
+    arguments = [each for each in common if each != "--json"]
+    sampled, greedy = edge(*arguments, "--temperature", 0.8), edge(*arguments)
+    seed = int(notes(sampled)[-1].rpartition(", seed ")[2])
+    assert seed < 1 << 53, "readers of JSON that know no whole numbers keep it"
+    assert edge(*arguments, "--temperature", 0.8, "--seed", seed).out == sampled.out
+    assert "seed" not in notes(greedy)[-1]
+
+
+def test_log_probabilities_that_nobody_sees_do_not_travel(common: list[str]) -> None:
+    arguments = [*(each for each in common if each != "--json"), "--strategy", "cloud"]
+    without, unseen = edge(*arguments), edge(*arguments, "--logprobs", 20)
+    assert "--logprobs has no effect without --json" in unseen.err
+    assert down(unseen.err) < 2 * down(without.err), "twenty times as much would be"
+
+
+def down(err: str) -> int:
+    """Bytes that came down, by the line of statistics."""
+    return int(err.partition(" bytes up, ")[2].split()[0])

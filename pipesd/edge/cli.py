@@ -44,9 +44,9 @@ def _parser() -> Parser:
     for command in (generate, chat):
         command.add_argument("--system", type=utf8_text, metavar="TEXT", help="system message of the chat")
         command.add_argument("--quiet", action="store_true", help="no notes and statistics on stderr")
-        add_flags(command, EdgeConfig)
-        add_flags(command, GenerateConfig)
         add_common(command)
+        add_flags(command.add_argument_group("the edge and its cloud"), EdgeConfig)
+        add_flags(command.add_argument_group("the generation"), GenerateConfig)
     link = commands.add_parser("link", help="measure the link to the cloud")
     link.add_argument("--json", action="store_true", help="print one JSON object with all that was measured")
     link.add_argument("--save", metavar="FILE", help="write alpha, beta and gap into table [plan] of this file (TOML)")
@@ -83,7 +83,8 @@ def _parser() -> Parser:
 def _configs(args: argparse.Namespace) -> tuple[EdgeConfig, GenerateConfig]:
     tables = read_tables(args.config, TABLES)
     given = vars(args)
-    return make_config(EdgeConfig, tables["edge"], given), make_config(GenerateConfig, tables["generate"], given)
+    edge = make_config(EdgeConfig, tables["edge"], given, {"generate": GenerateConfig})
+    return edge, make_config(GenerateConfig, tables["generate"], given, {"edge": EdgeConfig})
 
 
 def _generate(args: argparse.Namespace) -> int:

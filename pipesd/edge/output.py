@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from pipesd.config import EdgeConfig, GenerateConfig
 from pipesd.core import FinishReason
@@ -38,6 +38,7 @@ def generate_once(
     _warn(session, options)
     if options.logprobs is not None and not as_json:
         log.warning("--logprobs has no effect without --json")
+        options = replace(options, logprobs=None)
     if as_json:
         interrupts.last_words = lambda: show(_json(session, options, "cancelled"))
     failure: PipeSDError | None = None
@@ -61,7 +62,7 @@ def generate_once(
         show("\n")
     if failure is not None:
         return complain(failure)
-    log.info(_summary_line(session))
+    log.info(_summary_line(session, options))
     return Cancelled.exit_code if reason == "cancelled" else 0
 
 
@@ -78,6 +79,7 @@ def chat_loop(edge: EdgeConfig, options: GenerateConfig, *, system: str | None, 
     _warn(session, options)
     if options.logprobs is not None:
         log.warning("--logprobs has no effect in a chat")
+        options = replace(options, logprobs=None)
     with session:
         conversation = Conversation(session.tokeniser, system=system or "")
         number = 0
@@ -137,7 +139,7 @@ def _take_turn(
         if session.text:
             show("\n")
     conversation.answered(session.text, session.token_ids)
-    log.info(_summary_line(session))
+    log.info(_summary_line(session, options))
 
 
 def _warn(session: EdgeSession, options: GenerateConfig) -> None:
@@ -170,7 +172,7 @@ def _json(session: EdgeSession, options: GenerateConfig, reason: FinishReason) -
     )
 
 
-def _summary_line(session: EdgeSession) -> str:
+def _summary_line(session: EdgeSession, options: GenerateConfig) -> str:
     stats = session.stats
     parts = [f"{stats['tokens']} tokens", session.finish_reason or "error"]
     if stats["alone_tokens"]:
@@ -182,4 +184,6 @@ def _summary_line(session: EdgeSession) -> str:
     if stats["target_passes"]:
         parts.append(f"{stats['target_passes']} target passes")
     parts.append(f"{stats['bytes_up']} bytes up, {stats['bytes_down']} down")
+    if options.temperature:
+        parts.append(f"seed {session.seed}")
     return ", ".join(parts)

@@ -24,6 +24,8 @@ from pipesd.policy.token_batches import warmup
 from pipesd.policy.tuning import Tuning
 from pipesd.protocol.messages import Welcome
 
+SEED_BITS = 53  # of a fresh seed: more would be rounded by readers of JSON that know no whole numbers
+
 
 class EdgeSession:
     """A session with a cloud, as a context manager: `generate` yields the output; `stats`, `text`, `token_ids`,
@@ -89,7 +91,7 @@ class EdgeSession:
         if needs_models:
             import_models()
         loading = threading.Thread(target=warmup, name="pipesd-kernels", daemon=True)
-        if needs_drafter:
+        if self.strategy.batching == "dp":
             loading.start()  # beside the models
         if self.strategy.uses_cloud:  # connects while the models load
             round_trips = steering.round_trips if steering else None
@@ -107,7 +109,7 @@ class EdgeSession:
             pair = f"{self._tokeniser.name} {self._welcome.model_fingerprint.hex()} {config.cloud}"
             path = default_path() if config.tuning == "auto" else config.tuning
             steering.remember(path, f"{self.strategy.key} {pair}")
-        if needs_drafter:
+        if self.strategy.batching == "dp":
             loading.join()
 
     def close(self) -> None:
@@ -179,7 +181,7 @@ class EdgeSession:
         self._check_usable()
         config = make_config(GenerateConfig, options, {})
         check_together(self.strategy, config)
-        seed = secrets.randbits(64) if config.seed is None else config.seed
+        seed = secrets.randbits(SEED_BITS) if config.seed is None else config.seed
         run = Run(config, self.strategy, seed, self._clock.now(), answer=answer)
         self._next = run.cancelled
         return Pieces(lambda pieces: self._generate(pieces, run, prompt), run.cancelled, self._wake)
@@ -197,6 +199,8 @@ class EdgeSession:
                 self.open(run.cancelled)
                 check_sampling(run.config, run.sampling, self.tokeniser, self._welcome)
                 run.begin(self.tokeniser, drafts=self._loop.drafting)
+                if run.sampler is not None and self._drafter is not None:
+                    warmup()  # a draw takes many times as long without
                 ids = prompt_ids(self.tokeniser, prompt, self._loop.machine.committed, self._welcome)
                 if self.strategy.uses_cloud:
                     assert self._welcome is not None

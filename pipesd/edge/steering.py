@@ -136,8 +136,8 @@ class Steering:
         self._dropped = True
 
     def committed(self, committed: Committed, now_s: float, opened_s: float | None, *, drafts: bool) -> None:
-        """A round ended, or a part of it; `opened_s`: when both sides were ready, which is when the first one began; `drafts`: whether
-        the edge drafts now, wanted or not."""
+        """A round ended, or a part of it; `opened_s`: when both sides were ready, which is when the first one began;
+        `drafts`: whether the edge drafts now, wanted or not."""
         known = committed.pos + len(committed.ids)
         self._tokens += len(committed.ids)
         self._accepted += sum(committed.accepted)

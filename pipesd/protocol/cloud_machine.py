@@ -235,6 +235,8 @@ class CloudMachine:
         replies = self._say(s, counters=was_owed)
         if not finite:
             text = f"the target gave logits that are not finite behind position {len(s.committed) - 1}"
+            if s.sampler is not None and s.sampler.sampling.logit_bias:
+                text += ", or logit-bias forbids all ids"
             replies.append(Error(s.session, s.opening, ErrorCode.INTERNAL, text, 0))
         return replies
 
