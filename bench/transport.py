@@ -34,6 +34,8 @@ import zmq
 from pipesd.cloud.server import serve
 from pipesd.config import CloudConfig
 from pipesd.core import Mode, ModelInfo
+from pipesd.policy.accept import Choices, Draw
+from pipesd.policy.batch_choices import Batch, greedy_choices
 from pipesd.protocol import wire
 from pipesd.protocol.vocabulary import vocabulary_hash
 from pipesd.sim.tokeniser import byte_vocabulary
@@ -64,8 +66,11 @@ class OneWordTarget:
     def truncate(self, slot: int, length: int) -> None:
         """There is nothing to forget."""
 
-    def greedy(self, batch: Sequence[tuple[int, Sequence[int], int]]) -> list[tuple[int, ...]]:
+    def greedy(self, batch: Batch) -> list[tuple[int, ...]]:
         return [(WORD,) * rows for _, _, rows in batch]
+
+    def sample(self, batch: Batch, draws: Sequence[Draw | None]) -> list[Choices]:
+        return greedy_choices(batch, self.greedy(batch))
 
 
 def draft_at(opening: int, round_: int) -> wire.Draft:
