@@ -233,7 +233,7 @@ def checked(kind: type, name: str, value: Any) -> Any:
         return None
     if f.metadata["make"] is not None:
         return f.metadata["make"](value)
-    wanted = _base_type(hint)
+    wanted, given = _base_type(hint), value
     if wanted is tuple:
         if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
             raise UsageError(f"{option_name}: got {value!r}, wanted a list of texts")
@@ -244,7 +244,7 @@ def checked(kind: type, name: str, value: Any) -> Any:
         raise UsageError(f"{option_name}: got {value!r}, wanted {_NAMES[wanted]}")
     low, high, choices = f.metadata["low"], f.metadata["high"], f.metadata["choices"]
     if wanted in (int, float) and not _within(value, low, high):
-        raise UsageError(f"{option_name}: got {value!r}, wanted {_range(low, high)}")
+        raise UsageError(f"{option_name}: got {given!r}, wanted {_range(low, high)}")
     if choices and value not in choices:
         raise UsageError(f"{option_name}: got {value!r}, wanted one of {', '.join(filter(None, choices))}")
     return value

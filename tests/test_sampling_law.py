@@ -2,7 +2,7 @@
 
 Both machines and the policy run as they do in edge and cloud. Behind each two ids the next has a law that is known
 exactly, so all counts together are compared by one chi-square; that of the whole text follows, as the chain rule says.
-By default some thousand draws; the slow tests take 100,000 for each combination of options.
+By default some thousand draws; slow tests take 100,000 for each combination of options.
 """
 
 from __future__ import annotations
@@ -272,13 +272,15 @@ def test_whole_texts_are_as_those_drawn_directly(method: Method) -> None:
 @pytest.mark.parametrize("method", [Method.NOISE, Method.REJECTION])
 @pytest.mark.parametrize("way", WAYS)
 def test_many_whole_texts_are_as_those_drawn_directly(method: Method, way: str) -> None:
-    check_beginnings(method, way, 20_000)
+    check_beginnings(method, way, 8000)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [Method.NOISE, Method.REJECTION])
-@pytest.mark.parametrize("draft", ["good", "bad"])
 @pytest.mark.parametrize("options", range(len(OPTIONS)))
-def test_a_hundred_thousand_draws_have_the_law(method: Method, draft: str, options: int) -> None:
-    way = [*WAYS.values()][(options + options // 4 + (draft == "bad")) % len(WAYS)]
-    check(KEYED, DRAFTS[draft], Sampling(**OPTIONS[options], method=method), way, 100_000, 0.01)
+def test_a_hundred_thousand_draws_have_the_law(options: int) -> None:
+    """Every combination of options; method, draft and way of sending take turns, so that each meets each option. All
+    products of options and drafts are tried where draws cost less, without machines."""
+    method = [Method.NOISE, Method.REJECTION][options.bit_count() % 2]
+    draft = DRAFTS[["good", "bad"][(options // 2).bit_count() % 2]]
+    way = [*WAYS.values()][(options + options // 4) % len(WAYS)]
+    check(KEYED, draft, Sampling(**OPTIONS[options], method=method), way, 100_000, 0.01)
