@@ -292,7 +292,7 @@ def test_every_preset_in_many_worlds(tmp_path: Path, strategy: str, troubled: bo
 @pytest.mark.parametrize("method", ["noise", "rejection", "picospec"])
 def test_sampling_in_many_worlds(tmp_path: Path, strategy: str, troubled: bool, method: str) -> None:
     edge, total = {} if strategy == "any" else {"strategy": strategy}, Sum()
-    seeds = range(SAMPLED, SAMPLED + MANY // 6)
+    seeds = range(SAMPLED, SAMPLED + MANY // 10)
     check_all(tmp_path, seeds, edge, troubled=troubled, parts=strategy == "any", methods=[method], sum=total)
     if method == "rejection":
         assert abs(total.deviations) < 4, "the law"
