@@ -194,9 +194,9 @@ def _committed(g: Generation, event: Event) -> Iterator[str]:
         g.window = g.rule.window
     if g.drafts and not goes_on:
         g.trigger.decided(g.part, rejected)
-        g.part = 0
         g.rule.asked(g.known)
         g.link.decided(rejected, behind=bool(g.rule.since or g.rule.asks))
+    g.part = g.part if goes_on else 0
     if rejected:
         g.forget()
     if g.nav is not None and g.known >= max(g.nav[0], g.nav[1] + 1):
