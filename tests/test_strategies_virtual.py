@@ -300,7 +300,7 @@ def test_sampling_in_many_worlds(tmp_path: Path, strategy: str, troubled: bool, 
     parts, total = strategy == "any", Sum()
     edge = {} if parts else {"strategy": strategy}
     seeds = range(SAMPLED, SAMPLED + MANY // 10)
-    logged = method == "noise" or (strategy != "edgellm" and not (parts and troubled))
+    logged = method == "noise" or not (parts and troubled)
     check_all(tmp_path, seeds, edge, troubled=troubled, parts=parts, methods=[method], sum=total, logged=logged)
     if method == "rejection":
         assert abs(total.deviations) < 4, "the law"

@@ -154,6 +154,7 @@ def _turn(g: Generation, event: Event) -> Iterator[str]:
         g.state = "waiting"
     elif event["event"] in ("without_drafts", "with_drafts"):
         g.drafts = event["event"] == "with_drafts"
+        g.stopping = not g.drafts and g.tested and bool(g.draft)
     yield from ()
 
 
@@ -192,11 +193,12 @@ def _committed(g: Generation, event: Event) -> Iterator[str]:
     goes_on = bool(g.draft) and refusals.missed(g.known)
     if not goes_on:
         g.window = g.rule.window
-    if g.drafts and not goes_on:
+    if (g.drafts or g.stopping) and not goes_on:
         g.trigger.decided(g.part, rejected)
         g.rule.asked(g.known)
         g.link.decided(rejected, behind=bool(g.rule.since or g.rule.asks))
     g.part = g.part if goes_on else 0
+    g.stopping = g.stopping and bool(g.draft)
     if rejected:
         g.forget()
     if g.nav is not None and g.known >= max(g.nav[0], g.nav[1] + 1):

@@ -38,6 +38,7 @@ class Generation:
     proactive: int = 0  # tokens at the draft's end that were drafted while a NAV was outstanding
     rollback: int | None = None  # just said; what it means shows the next event
     drafts: bool = True
+    stopping: bool = False  # it drafts no more, but has a draft that is still to be tested
     state: str = "opening"  # waiting: the cloud named a time to come again
     sent: int = 0  # position up to which the draft has been sent in this opening
     told: int = 0  # the last acknowledgement
