@@ -23,7 +23,8 @@ import numpy as np
 import torch
 
 from pipesd.cloud.checkpoint import Checkpoint, open_checkpoint
-from pipesd.cloud.target import TorchTarget, load_target
+from pipesd.cloud.loading import load_target
+from pipesd.cloud.target import TorchTarget
 from pipesd.core import Vocabulary
 
 ROWS = (1, 2, 4, 8, 16)
@@ -81,7 +82,7 @@ def transformers_model(checkpoint: Checkpoint, attention: str = "eager") -> Any:
         head_dim=shape.head_size,
         max_position_embeddings=shape.context,
         rms_norm_eps=shape.norm_eps,
-        rope_theta=shape.rope_base,
+        rope_theta=shape.rope.base,
         tie_word_embeddings=shape.tied,
         attn_implementation=attention,
     )

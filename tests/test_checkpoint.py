@@ -17,8 +17,8 @@ from tiny import TinySpec, tensors, vocabulary_texts, write_tiny
 pytest.importorskip("torch")
 
 from pipesd.cloud.checkpoint import open_checkpoint
+from pipesd.cloud.loading import load_target
 from pipesd.cloud.pieces import CONTROL, USER_DEFINED, read_pieces
-from pipesd.cloud.target import load_target
 from pipesd.errors import UsageError
 
 NORMAL, UNUSED, UNKNOWN, BYTE = 1, 5, 2, 6
@@ -35,7 +35,7 @@ def test_hyperparameters_and_name(tiny_file: Path) -> None:
     assert checkpoint.name == "tiny"
     assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_size) == (2, 64, 4, 2, 16)
     assert (shape.feed_forward, shape.width, shape.context, shape.tied) == (128, 512, 512, False)
-    assert shape.norm_eps == pytest.approx(1e-5) and shape.rope_base == 10000.0
+    assert shape.norm_eps == pytest.approx(1e-5) and shape.rope.base == 10000.0
     assert checkpoint.file_dtype == "float32"
 
 
@@ -348,7 +348,7 @@ def test_a_wrong_tensor_size_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_linear_rope_scaling_is_read(tmp_path: Path) -> None:
     extra = (("llama.rope.scaling.type", "linear"), ("llama.rope.scaling.factor", 4.0))
-    assert open_checkpoint(write_tiny(tmp_path / "m.gguf", extra=extra)).shape.rope_factor == 4.0
+    assert open_checkpoint(write_tiny(tmp_path / "m.gguf", extra=extra)).shape.rope.factor == 4.0
 
 
 @pytest.mark.parametrize(

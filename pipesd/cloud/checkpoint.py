@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipesd.cloud.model import LlamaShape
 from pipesd.cloud.pieces import KINDS, read_pieces
+from pipesd.cloud.shape import ModelShape, Rope
 from pipesd.core import Vocabulary
 from pipesd.errors import UsageError
 
@@ -33,7 +33,7 @@ class Checkpoint:
 
     path: Path
     name: str
-    shape: LlamaShape
+    shape: ModelShape
     vocabulary: Vocabulary
     end_ids: tuple[int, ...]
     file_dtype: str  # "float32", "float16" or "bfloat16"; quantised files count as bfloat16
@@ -220,12 +220,15 @@ def _check_supported(fields: _Fields) -> None:
         raise fields.refuse(f"has {scaling} rope scaling", "use a model with linear scaling, factors or none")
 
 
-def _shape(fields: _Fields, tensors: dict[str, gguf.ReaderTensor], tokens: int) -> LlamaShape:
+def _shape(fields: _Fields, tensors: dict[str, gguf.ReaderTensor], tokens: int) -> ModelShape:
     hidden, heads = int(fields.number("embedding_length")), int(fields.number("attention.head_count"))
     if "token_embd.weight" not in tensors:
         raise fields.refuse("has no tensor token_embd.weight", "use a complete model, not a vocabulary alone")
-    linear = fields.text("llama.rope.scaling.type", "none") == "linear"
-    shape = LlamaShape(
+    rope = Rope(base=fields.number("rope.freq_base", 10000.0))
+    if fields.text("llama.rope.scaling.type", "none") == "linear":
+        rope = replace(rope, kind="linear", factor=fields.number("rope.scaling.factor", 1.0))
+    shape = ModelShape(
+        family="llama",
         layers=int(fields.number("block_count")),
         hidden=hidden,
         heads=heads,
@@ -235,11 +238,12 @@ def _shape(fields: _Fields, tensors: dict[str, gguf.ReaderTensor], tokens: int) 
         width=int(tensors["token_embd.weight"].shape[1]),
         context=int(fields.number("context_length")),
         norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
-        rope_base=fields.number("rope.freq_base", 10000.0),
-        rope_factor=fields.number("rope.scaling.factor", 1.0) if linear else 1.0,
+        rope=rope,
         tied="output.weight" not in tensors,
     )
-    wrong = next((name for name, value in vars(shape).items() if not 0 < value < inf and name != "tied"), None)
+    sizes = {name: value for name, value in vars(shape).items() if type(value) in (int, float)}
+    sizes |= {"rope_base": rope.base, "rope_factor": rope.factor}
+    wrong = next((name for name, value in sizes.items() if not 0 < value < inf), None)
     wrong = wrong or ("context" if shape.context < 2 else None)  # a prompt and a token behind it
     if wrong or shape.heads % shape.kv_heads or shape.head_size % 2:
         raise fields.refuse(f"has sizes that do not fit each other ({wrong or 'heads'})", "convert the model anew")
@@ -251,7 +255,7 @@ def _shape(fields: _Fields, tensors: dict[str, gguf.ReaderTensor], tokens: int) 
     return shape
 
 
-def _expected(shape: LlamaShape) -> dict[str, tuple[int, ...]]:
+def _expected(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """Name -> (outputs, inputs) of every tensor that the decoder reads."""
     hidden, query, key = shape.hidden, shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     layer = {
@@ -263,7 +267,7 @@ def _expected(shape: LlamaShape) -> dict[str, tuple[int, ...]]:
     return {"token_embd.weight": (shape.width, hidden), "output_norm.weight": (hidden,)} | layers
 
 
-def _check_tensors(path: Path, shape: LlamaShape, tensors: dict[str, gguf.ReaderTensor]) -> None:
+def _check_tensors(path: Path, shape: ModelShape, tensors: dict[str, gguf.ReaderTensor]) -> None:
     expected = _expected(shape)
     optional = {"output.weight": (shape.width, shape.hidden), "rope_freqs.weight": (shape.head_size // 2,)}
     for name, size in (expected | {name: size for name, size in optional.items() if name in tensors}).items():

@@ -22,20 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pipesd.cloud.shape import CacheShape
+
 TILE = 4  # query positions computed together; 1 costs more for drafts, 8 for single tokens
 BUCKET = 64  # keys are padded to a multiple of it
 assert BUCKET % TILE == 0
-
-
-@dataclass(frozen=True)
-class CacheShape:
-    """Sizes that do not change while a cache lives. `context` is the most positions of one slot."""
-
-    layers: int
-    kv_heads: int
-    groups: int  # query heads per kv head
-    head_size: int
-    context: int
 
 
 @dataclass

@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipesd.cloud.kv_cache import Attention, CacheShape
+from pipesd.cloud.kv_cache import Attention
+from pipesd.cloud.shape import ModelShape
 
 
 class Linear(Protocol):
@@ -32,33 +33,6 @@ class Linear(Protocol):
     @property
     def memory(self) -> tuple[int, int]:
         """Address and bytes of the weights."""
-
-
-@dataclass(frozen=True)
-class LlamaShape:
-    """Hyperparameters of a checkpoint."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    feed_forward: int
-    width: int  # of the output layer
-    context: int  # positions that the model was trained for
-    norm_eps: float
-    rope_base: float
-    rope_factor: float = 1.0  # positions are divided by it
-    tied: bool = False  # the embeddings serve as output layer
-
-    @property
-    def groups(self) -> int:
-        """Query heads per key and value head."""
-        return self.heads // self.kv_heads
-
-    def cache(self, context: int) -> CacheShape:
-        """Sizes of the cache for this model."""
-        return CacheShape(self.layers, self.kv_heads, self.groups, self.head_size, context)
 
 
 class PlainLinear:
@@ -139,7 +113,7 @@ class Decoder:
 
     def __init__(
         self,
-        shape: LlamaShape,
+        shape: ModelShape,
         weight: Callable[[str], Tensor],
         linear: Callable[[Tensor], Linear],
         *,
@@ -211,15 +185,15 @@ class Decoder:
         return torch.div(x, length, out=torch.empty_like(x))
 
 
-def _rotation(shape: LlamaShape, divisors: Tensor | None) -> Tensor:
+def _rotation(shape: ModelShape, divisors: Tensor | None) -> Tensor:
     """exp(i position θ_j), complex64 (context, 1, head_size / 2), with θ_j = base^(-2j / head_size).
 
     The angles are rounded to float32 step by step as in transformers, with which these models were trained.
     """
-    frequencies = 1.0 / shape.rope_base ** (torch.arange(0, shape.head_size, 2).float() / shape.head_size)
+    frequencies = 1.0 / shape.rope.base ** (torch.arange(0, shape.head_size, 2).float() / shape.head_size)
     if divisors is not None:
         frequencies /= divisors
-    angles = torch.outer(torch.arange(shape.context).float(), frequencies / shape.rope_factor)
+    angles = torch.outer(torch.arange(shape.context).float(), frequencies / shape.rope.factor)
     return torch.polar(torch.ones_like(angles), angles)[:, None]
 
 

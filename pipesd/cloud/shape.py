@@ -25,6 +25,22 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class CacheShape:
+    """Sizes that do not change while a cache of keys and values lives. `context` is the most positions of one slot."""
+
+    layers: int
+    kv_heads: int
+    groups: int  # query heads per kv head
+    head_size: int
+    context: int
+    windows: tuple[int, ...] = ()  # as in ModelShape
+
+    def window(self, layer: int) -> int:
+        """How many positions a row sees in `layer`, itself included; 0: all."""
+        return self.windows[layer] if self.windows else 0
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """Hyperparameters of a checkpoint."""
 
@@ -49,6 +65,6 @@ class ModelShape:
         """Query heads per key and value head."""
         return self.heads // self.kv_heads
 
-    def window(self, layer: int) -> int:
-        """How many positions a row sees in `layer`, itself included; 0: all."""
-        return self.windows[layer] if self.windows else 0
+    def cache(self, context: int) -> CacheShape:
+        """Sizes of the cache for this model."""
+        return CacheShape(self.layers, self.kv_heads, self.groups, self.head_size, context, self.windows)
