@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipesd.cloud.target import TorchTarget, load_target
+from pipesd.cloud.loading import load_target
+from pipesd.cloud.target import TorchTarget
 from pipesd.edge.drafter import Drafter
 from pipesd.policy.sampler import Sampler
 from pipesd.policy.sampling import Sampling

@@ -76,7 +76,7 @@ def test_a_context_that_is_no_number(odd: Callable[..., Path]) -> None:
 )
 def test_a_target_that_nothing_can_come_of(odd: Callable[..., Path], key: str, value: float, said: str) -> None:
     pytest.importorskip("torch")
-    from pipesd.cloud.target import load_target
+    from pipesd.cloud.loading import load_target
 
     with pytest.raises(UsageError, match=said):
         load_target(odd(key, value), "cpu")
@@ -84,7 +84,7 @@ def test_a_target_that_nothing_can_come_of(odd: Callable[..., Path], key: str, v
 
 def test_a_target_of_an_endless_context_takes_room_for_what_is_asked_for(odd: Callable[..., Path]) -> None:
     pytest.importorskip("torch")
-    from pipesd.cloud.target import load_target
+    from pipesd.cloud.loading import load_target
 
     target = load_target(odd("llama.context_length", (1 << 32) - 1), "cpu", context=64)
     assert target.info.context == 64

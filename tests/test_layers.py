@@ -42,6 +42,7 @@ DOORS = {
         "pipesd.cloud.checkpoint",
         "pipesd.cloud.device_sampling",
         "pipesd.cloud.kv_cache",
+        "pipesd.cloud.loading",
         "pipesd.cloud.model",
         "pipesd.cloud.target",
     ),

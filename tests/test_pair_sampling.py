@@ -175,7 +175,7 @@ def test_a_stop_text_ends_a_sample_at_the_same_place(pair: Pair, cloud: Cloud) -
 
 @pytest.fixture(scope="module")
 def target(demo_pair: tuple[Path, Path]) -> Any:
-    from pipesd.cloud.target import load_target
+    from pipesd.cloud.loading import load_target
 
     return load_target(demo_pair[1], device="cpu", dtype="float32", slots=1)
 

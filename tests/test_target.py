@@ -18,11 +18,13 @@ pytest.importorskip("torch")
 import torch
 
 from pipesd.cloud import huge_pages
+from pipesd.cloud import loading as loading_module
 from pipesd.cloud import model as model_module
 from pipesd.cloud import target as target_module
 from pipesd.cloud.checkpoint import open_checkpoint
 from pipesd.cloud.kv_cache import BUCKET, TILE
-from pipesd.cloud.target import MOST_ROWS, TorchTarget, load_target, rows_agree
+from pipesd.cloud.loading import load_target, rows_agree
+from pipesd.cloud.target import MOST_ROWS, TorchTarget
 
 DTYPES = ("float32", "bfloat16")
 LENGTH = 300  # more than one internal cut, several buckets of keys
@@ -240,7 +242,7 @@ class UnequalLinear(model_module.PlainLinear):
 
 
 def test_loading_warns_where_rows_do_not_agree(tiny_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_module, "PackedLinear", UnequalLinear)
+    monkeypatch.setattr(loading_module, "PackedLinear", UnequalLinear)
     said: list[str] = []
     target = load_target(tiny_file, device="cpu", say=said.append)
     assert not target.invariant

@@ -15,7 +15,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from pipesd.cloud.target import MOST_ROWS, TorchTarget, load_target
+from pipesd.cloud.loading import load_target
+from pipesd.cloud.target import MOST_ROWS, TorchTarget
 from pipesd.policy.accept import Choices, Draw, choose
 from pipesd.policy.sampler import Sampler
 from pipesd.policy.sampling import Method, Sampling

@@ -155,9 +155,9 @@ def _print(line: str) -> None:
 
 def load_target(config: CloudConfig) -> Target:
     """The target that a configuration describes. UsageError: no such model, or it cannot run so."""
-    from pipesd.cloud import target  # needs torch
+    from pipesd.cloud import loading  # needs torch
 
-    return target.load_target(
+    return loading.load_target(
         config.model,
         config.device,
         config.dtype,

@@ -1,0 +1,174 @@
+"""Loading a target: device and precision, the decoder in the form that this machine is fastest with, a look at it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipesd.cloud import huge_pages
+from pipesd.cloud.checkpoint import Checkpoint, open_checkpoint
+from pipesd.cloud.kv_cache import BUCKET, KVCache
+from pipesd.cloud.model import Decoder, Linear, PackedLinear, PlainLinear, TiledLinear, packing_works
+from pipesd.cloud.target import TorchTarget, torch_threads
+from pipesd.core import ModelInfo, Vocabulary
+from pipesd.errors import UsageError
+
+MOST_UNASKED_CONTEXT = 1 << 22  # positions; their rotations alone take a gigabyte or two
+_log = logging.getLogger("pipesd.cloud")
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_target(
+    path: str | Path,
+    device: str = "auto",
+    dtype: str = "auto",
+    context: int | None = None,
+    slots: int = 8,
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    exact: bool = True,
+    say: Callable[[str], None] = _log.warning,
+) -> TorchTarget:
+    """Loads the GGUF file at `path` as a target with `slots` sessions of up to `context` positions (None: the model's).
+
+    `device`: auto (CUDA if there is any), cpu, cuda or cuda:N. `dtype`: auto (float32 on the CPU, the file's on CUDA),
+    float32, bfloat16 or float16. `threads`: torch threads of a pass, None: 1. `progress(done_bytes, all_bytes)` is
+    called per tensor. `exact`: row-invariant where that is promised (see above); without it single tokens and long
+    drafts are somewhat faster. `say` takes warnings. UsageError for what cannot be served.
+    """
+    checkpoint = open_checkpoint(path)
+    place = _device(device)
+    precision = _dtype(dtype, checkpoint, place)
+    threads = _checked("threads", 1 if threads is None else threads, 1, None)
+    slots = _checked("slots", slots, 1, None)
+    trained = checkpoint.shape.context
+    if context is None and trained > MOST_UNASKED_CONTEXT:
+        raise UsageError(
+            f"{checkpoint.path}: was trained for {trained} positions, more than fits; ask for fewer with --context"
+        )
+    context = _checked("context", trained if context is None else context, 2, trained)
+    checkpoint = replace(checkpoint, shape=replace(checkpoint.shape, context=context))
+    exact = exact and place.type == "cpu" and threads == 1
+    with torch.inference_mode(), torch_threads(threads):
+        decoder = _load(checkpoint, place, _DTYPES[precision], exact, progress, say)
+        cache = KVCache(checkpoint.shape.cache(context), slots, device=place, dtype=_DTYPES[precision], exact=exact)
+    info = ModelInfo(
+        name=checkpoint.name,
+        vocabulary_size=checkpoint.vocabulary.size,
+        context=context,
+        end_ids=checkpoint.end_ids,
+        fingerprint=checkpoint.fingerprint(precision, place.type),
+        device=str(place),
+        dtype=precision,
+    )
+    target = TorchTarget(decoder, cache, info, checkpoint.vocabulary, threads=threads, exact=exact)
+    if exact and not rows_agree(decoder, threads):
+        target.invariant = False
+        say(
+            f"WARNING: on this CPU the bits of a row depend on the pass that it shares (torch {torch.__version__}); "
+            "the output may leave the target's own at near ties"
+        )
+    return target
+
+
+def rows_agree(decoder: Decoder, threads: int = 1) -> bool:
+    """Whether the same rows get the same bits in passes of several shapes, alone and with mates: one layer, the head.
+
+    The positions cross from one bucket of keys into the next.
+    """
+    shape = replace(decoder.shape.cache(min(decoder.shape.context, BUCKET + 6)), layers=1)
+    table = decoder.embedding
+    cache = KVCache(shape, 3, device=table.device, dtype=table.dtype, exact=True)
+    info = ModelInfo("", decoder.shape.width, shape.context, (), b"", "cpu", "")
+    target = TorchTarget(decoder.shallow(), cache, info, Vocabulary(()), threads=threads, exact=True)
+    draw = np.random.default_rng(0)
+    ids = draw.integers(decoder.shape.width, size=shape.context).tolist()
+    late = max(0, shape.context - 12)
+    target.forward([(0, ids[:late], 0), (1, ids[:late][:1], 0)])
+    target.forward([(1, ids[:late][1:3], 0)])
+    target.forward([(2, ids[:7], 0), (1, ids[:late][3:], 0)])
+    target.truncate(2, 0)
+    whole = target.forward([(0, ids[late:], len(ids) - late)])[0]
+    parts = []
+    for start, end in pairwise([late, late + 1, late + 3, late + 7, len(ids)]):
+        part = ids[start:end]
+        mates = [(2, ids[:2], 0)] if len(part) == 2 else []
+        parts.append(target.forward([*mates, (1, part, len(part))])[-1])
+    return bool(np.array_equal(whole, np.concatenate(parts)))
+
+
+def _load(
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    exact: bool,
+    progress: Callable[[int, int], None] | None,
+    say: Callable[[str], None],
+) -> Decoder:
+    done = 0
+
+    def weight(name: str) -> Tensor:
+        nonlocal done
+        values = checkpoint.weight(name)
+        assert values is not None, f"open_checkpoint let a file without {name} pass"
+        done += checkpoint.tensor_bytes(name)
+        if progress is not None:
+            progress(done, checkpoint.size_bytes)
+        return values
+
+    shape = checkpoint.shape
+    linear: Callable[[Tensor], Linear] = PlainLinear
+    if device.type == "cpu":
+        if packing_works((shape.hidden, shape.feed_forward, shape.heads * shape.head_size), dtype):
+            linear = PackedLinear
+        else:
+            linear = TiledLinear if exact else PlainLinear
+            say(
+                f"oneDNN's packed linear layers do not work here (torch {torch.__version__}, "
+                f"{str(dtype).removeprefix('torch.')}); passes are slower, not less exact"
+            )
+    divisors = checkpoint.weight("rope_freqs.weight")
+    decoder = Decoder(shape, weight, linear, device=device, dtype=dtype, rope_divisors=divisors)
+    if device.type == "cpu":
+        huge_pages.gather(matrix.memory for matrix in decoder.matrices())
+    return decoder
+
+
+def _device(text: str) -> torch.device:
+    if text == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(text)
+    except RuntimeError as error:
+        raise UsageError(f"device {text!r}: auto, cpu, cuda or cuda:N was wanted") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device {text!r}: auto, cpu, cuda or cuda:N was wanted")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(
+            f"device {text!r}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; use cpu"
+        )
+    return device
+
+
+def _dtype(text: str, checkpoint: Checkpoint, device: torch.device) -> str:
+    if text == "auto":
+        return "float32" if device.type == "cpu" else checkpoint.file_dtype
+    if text not in _DTYPES:
+        raise UsageError(f"dtype {text!r}: auto, {', '.join(_DTYPES)} was wanted")
+    if text == "float16" and device.type == "cpu":
+        raise UsageError("dtype float16 is for CUDA; use float32 or bfloat16 on the CPU")
+    return text
+
+
+def _checked(name: str, value: int, least: int, most: int | None) -> int:
+    if value < least or (most is not None and value > most):
+        raise UsageError(f"{name} {value}: {least} to {most or 'any number'} was wanted")
+    return value
