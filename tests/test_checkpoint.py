@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 from pipesd.cloud.checkpoint import open_checkpoint
 from pipesd.cloud.loading import load_target
-from pipesd.cloud.pieces import CONTROL, USER_DEFINED, read_pieces
+from pipesd.pieces import CONTROL, USER_DEFINED, read_pieces
 from pipesd.errors import UsageError
 
 NORMAL, UNUSED, UNKNOWN, BYTE = 1, 5, 2, 6

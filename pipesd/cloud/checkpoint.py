@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipesd.cloud.pieces import KINDS, read_pieces
+from pipesd.pieces import KINDS, read_pieces
 from pipesd.cloud.shape import ModelShape, Rope
 from pipesd.core import Vocabulary
 from pipesd.errors import UsageError
