@@ -44,6 +44,7 @@ DOORS = {
         "pipesd.cloud.kv_cache",
         "pipesd.cloud.loading",
         "pipesd.cloud.model",
+        "pipesd.cloud.pass_batches",
         "pipesd.cloud.target",
     ),
     "zmq": ("pipesd.transport", "pipesd.sockets", "pipesd.cloud.front"),

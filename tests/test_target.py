@@ -17,10 +17,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from pipesd.cloud import huge_pages
+from pipesd.cloud import huge_pages, pass_batches
 from pipesd.cloud import loading as loading_module
 from pipesd.cloud import model as model_module
-from pipesd.cloud import target as target_module
 from pipesd.cloud.checkpoint import open_checkpoint
 from pipesd.cloud.kv_cache import BUCKET, TILE
 from pipesd.cloud.loading import load_target, rows_agree
@@ -392,7 +391,7 @@ def test_arg_max_of_odd_rows() -> None:
         [-inf] * 3,
         [0.0, 1.0, nan],
     ]
-    assert target_module._arg_max(torch.tensor(rows)).tolist() == [1, -1, -1, 1, -1, -1, -1]
+    assert pass_batches.arg_max(torch.tensor(rows)).tolist() == [1, -1, -1, 1, -1, -1, -1]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

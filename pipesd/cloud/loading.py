@@ -16,7 +16,8 @@ from pipesd.cloud import huge_pages
 from pipesd.cloud.checkpoint import Checkpoint, open_checkpoint
 from pipesd.cloud.kv_cache import BUCKET, KVCache
 from pipesd.cloud.model import Decoder, Linear, PackedLinear, PlainLinear, TiledLinear, packing_works
-from pipesd.cloud.target import TorchTarget, torch_threads
+from pipesd.cloud.pass_batches import torch_threads
+from pipesd.cloud.target import TorchTarget
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.errors import UsageError
 
