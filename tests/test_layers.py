@@ -45,6 +45,7 @@ DOORS = {
         "pipesd.cloud.loading",
         "pipesd.cloud.model",
         "pipesd.cloud.pass_batches",
+        "pipesd.cloud.placing",
         "pipesd.cloud.target",
     ),
     "zmq": ("pipesd.transport", "pipesd.sockets", "pipesd.cloud.front"),

@@ -17,13 +17,13 @@ from pipesd.cloud.checkpoint import Checkpoint, open_checkpoint
 from pipesd.cloud.kv_cache import BUCKET, KVCache
 from pipesd.cloud.model import Decoder, Linear, PackedLinear, PlainLinear, TiledLinear, packing_works
 from pipesd.cloud.pass_batches import torch_threads
+from pipesd.cloud.placing import DTYPES, checked_number, chosen_device, chosen_dtype
 from pipesd.cloud.target import TorchTarget
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.errors import UsageError
 
 MOST_UNASKED_CONTEXT = 1 << 22  # positions; their rotations alone take a gigabyte or two
 _log = logging.getLogger("pipesd.cloud")
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_target(
@@ -46,21 +46,21 @@ def load_target(
     drafts are somewhat faster. `say` takes warnings. UsageError for what cannot be served.
     """
     checkpoint = open_checkpoint(path)
-    place = _device(device)
-    precision = _dtype(dtype, checkpoint, place)
-    threads = _checked("threads", 1 if threads is None else threads, 1, None)
-    slots = _checked("slots", slots, 1, None)
+    place = chosen_device(device)
+    precision = chosen_dtype(dtype, checkpoint.file_dtype, place)
+    threads = checked_number("threads", 1 if threads is None else threads, 1, None)
+    slots = checked_number("slots", slots, 1, None)
     trained = checkpoint.shape.context
     if context is None and trained > MOST_UNASKED_CONTEXT:
         raise UsageError(
             f"{checkpoint.path}: was trained for {trained} positions, more than fits; ask for fewer with --context"
         )
-    context = _checked("context", trained if context is None else context, 2, trained)
+    context = checked_number("context", trained if context is None else context, 2, trained)
     checkpoint = replace(checkpoint, shape=replace(checkpoint.shape, context=context))
     exact = exact and place.type == "cpu" and threads == 1
     with torch.inference_mode(), torch_threads(threads):
-        decoder = _load(checkpoint, place, _DTYPES[precision], exact, progress, say)
-        cache = KVCache(checkpoint.shape.cache(context), slots, device=place, dtype=_DTYPES[precision], exact=exact)
+        decoder = _load(checkpoint, place, DTYPES[precision], exact, progress, say)
+        cache = KVCache(checkpoint.shape.cache(context), slots, device=place, dtype=DTYPES[precision], exact=exact)
     info = ModelInfo(
         name=checkpoint.name,
         vocabulary_size=checkpoint.vocabulary.size,
@@ -141,35 +141,3 @@ def _load(
     if device.type == "cpu":
         huge_pages.gather(matrix.memory for matrix in decoder.matrices())
     return decoder
-
-
-def _device(text: str) -> torch.device:
-    if text == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(text)
-    except RuntimeError as error:
-        raise UsageError(f"device {text!r}: auto, cpu, cuda or cuda:N was wanted") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {text!r}: auto, cpu, cuda or cuda:N was wanted")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(
-            f"device {text!r}: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; use cpu"
-        )
-    return device
-
-
-def _dtype(text: str, checkpoint: Checkpoint, device: torch.device) -> str:
-    if text == "auto":
-        return "float32" if device.type == "cpu" else checkpoint.file_dtype
-    if text not in _DTYPES:
-        raise UsageError(f"dtype {text!r}: auto, {', '.join(_DTYPES)} was wanted")
-    if text == "float16" and device.type == "cpu":
-        raise UsageError("dtype float16 is for CUDA; use float32 or bfloat16 on the CPU")
-    return text
-
-
-def _checked(name: str, value: int, least: int, most: int | None) -> int:
-    if value < least or (most is not None and value > most):
-        raise UsageError(f"{name} {value}: {least} to {most or 'any number'} was wanted")
-    return value
