@@ -18,8 +18,8 @@ pytest.importorskip("torch")
 
 from pipesd.cloud.checkpoint import open_checkpoint
 from pipesd.cloud.loading import load_target
-from pipesd.pieces import CONTROL, USER_DEFINED, read_pieces
 from pipesd.errors import UsageError
+from pipesd.pieces import CONTROL, USER_DEFINED, read_pieces
 
 NORMAL, UNUSED, UNKNOWN, BYTE = 1, 5, 2, 6
 
@@ -229,10 +229,8 @@ def _bad_file(kind: str, path: Path, good: Path) -> None:
     header = int(gguf.GGUFReader(good).data_offset)
     if kind == "missing":
         return
-    if kind in ("directory", "hugging face folder"):
+    if kind == "directory":
         path.mkdir()
-        if kind != "directory":
-            (path / "config.json").write_text("{}")
         return
     contents = {
         "empty": b"",
@@ -254,19 +252,18 @@ def _bad_file(kind: str, path: Path, good: Path) -> None:
     ("kind", "said"),
     [
         ("missing", "no such file; check the path"),
-        ("directory", "a directory"),
-        ("hugging face folder", "Hugging Face folders are not read"),
+        ("directory", "a directory without a config.json"),
         ("empty", "empty"),
-        ("first kB", "cut short or damaged (1024 bytes)"),
-        ("four bytes", "cut short or damaged (4 bytes)"),
-        ("no data", "cut short or damaged"),
-        ("one byte short", "cut short or damaged"),
-        ("cut in the vocabulary", "cut short or damaged"),
-        ("safetensors", "a safetensors file"),
+        ("first kB", "is cut off after 1024 bytes, within its header"),
+        ("four bytes", "is cut off after 4 bytes, within its header"),
+        ("no data", "is cut off: "),
+        ("one byte short", "is cut off: "),
+        ("cut in the vocabulary", "within its header"),
+        ("safetensors", "is not a GGUF file but safetensors"),
         ("pickle", "a pickled PyTorch checkpoint"),
-        ("zipped pickle", "a pickled PyTorch checkpoint"),
-        ("text", "not a GGUF file"),
-        ("future version", "cut short or damaged"),
+        ("zipped pickle", "a zip or PyTorch archive"),
+        ("text", "is not a GGUF file but something else"),
+        ("future version", "is GGUF version 99, wanted"),
     ],
 )
 def test_bad_file_gives_one_line(
@@ -293,12 +290,12 @@ def test_home_is_expanded(tiny_file: Path, tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"architecture": "qwen2"}, "is a qwen2 model"),
+        ({"architecture": "gemma2"}, "is a gemma2 model"),
         ({"extra": (("llama.expert_count", 8),)}, "mixture of experts"),
-        ({"extra": (("llama.attention.sliding_window", 4096),)}, "sliding-window attention"),
+        ({"extra": (("llama.attention.sliding_window", 8), ("llama.attention.sliding_window_pattern", 2))}, "clearly"),
         ({"extra": (("llama.attention.scale", 0.5),)}, "attention scale"),
-        ({"extra": (("llama.rope.scaling.type", "yarn"),)}, "yarn rope scaling"),
-        ({"extra": (("split.count", 3),)}, "one part of several"),
+        ({"extra": (("llama.rope.scaling.type", "longrope"),)}, "longrope rope scaling"),
+        ({"extra": (("split.count", 3),)}, "one part of 3, but not named"),
         ({"extra": (("llama.attention.value_length", 32),)}, "attention.value_length is not the head size 16"),
         ({"extra": (("llama.attention.key_length", 32),)}, "rope.dimension_count is not the head size 32"),
     ],

@@ -32,7 +32,7 @@ EXCEPTED = {("pipesd.protocol.quick", "threading"), ("pipesd.protocol.wire", "th
 
 # Library: the modules that may import it at all, at any place in them. Ending in "." means a folder.
 DOORS = {
-    "gguf": ("pipesd.cloud.checkpoint",),
+    "gguf": ("pipesd.cloud.gguf_tensor",),
     "jinja2": ("pipesd.edge.chat",),
     "llama_cpp": ("pipesd.edge.llama",),
     "msgpack": ("pipesd.protocol.quick", "pipesd.protocol.wire"),
@@ -41,13 +41,19 @@ DOORS = {
     "torch": (
         "pipesd.cloud.checkpoint",
         "pipesd.cloud.device_sampling",
+        "pipesd.cloud.gguf_file",
+        "pipesd.cloud.gguf_tensor",
         "pipesd.cloud.kv_cache",
         "pipesd.cloud.loading",
         "pipesd.cloud.model",
         "pipesd.cloud.pass_batches",
         "pipesd.cloud.placing",
         "pipesd.cloud.target",
+        "pipesd.cloud.transformers_model",
+        "pipesd.cloud.transformers_target",
     ),
+    "transformers": ("pipesd.cloud.transformers_model",),
+    "safetensors": ("pipesd.cloud.transformers_model",),
     "zmq": ("pipesd.transport", "pipesd.sockets", "pipesd.cloud.front"),
 }
 ELSEWHERE = {"numpy"}  # may be imported anywhere
