@@ -98,8 +98,9 @@ class Loop:
         keep = common_prefix(machine.committed, ids)
         drafting = self.drafting
         mode = strategy.mode if drafting or not strategy.drafts else Mode.FREE
+        limit = min(len(ids) + run.config.max_tokens, welcome.context)
         request = act.Request(
-            len(ids) + run.config.max_tokens, end_ids.union(welcome.end_ids or ()), mode,
+            limit, end_ids.union(welcome.end_ids or ()), mode,
             run.seed, welcome.model_fingerprint, welcome.vocabulary_hash, MAJOR, run.sampling,
         )  # fmt: skip
         self._events.record(

@@ -95,6 +95,7 @@ class DueRule:
     def __init__(self, batching: str) -> None:
         self.batching = batching
         self.due = False  # tokens are to go by the token batching
+        self.may_be_due = False  # the same where it hangs on a moment that the log does not tell
         self.asks: list[int] = []  # ends of drafts whose verification is to be asked for
         self.held = False  # it was said that what is due waits for the link
         self.since = 0  # tokens since a trigger asked last, which is a draft's length
@@ -121,19 +122,21 @@ class DueRule:
         elif self.batching == "immediate" or (self.batching == "greedy" and link_idle):
             self.due = True
             self.waiting = 0
+        elif self.batching == "greedy" and link_idle is None:
+            self.may_be_due = True
 
     def sent(self, *, everything: bool) -> None:
         """A message was handed to the link; `everything`: it took all that waited."""
         if everything:
             if self.waiting:
                 self._next_batch()
-            self.due = self.held = False
+            self.due = self.may_be_due = self.held = False
 
     def ask(self, end: int) -> None:
         """A trigger asked, or had to: the draft and the period end, and the verification up to `end` is due."""
         if self.since:
             self.lengths = [*self.lengths, self.since][-MOST_DRAFTS:]
-        self.since, self.due = 0, False
+        self.since, self.due, self.may_be_due = 0, False, False
         self.asks.append(end)
         self._begin()
 
@@ -143,7 +146,7 @@ class DueRule:
 
     def forget(self) -> None:
         """The draft was dropped, and what was due with it."""
-        self.due, self.held, self.since, self.asks = False, False, 0, []
+        self.due, self.may_be_due, self.held, self.since, self.asks = False, False, False, 0, []
         self._begin()
 
     @property

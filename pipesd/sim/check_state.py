@@ -121,7 +121,7 @@ class Generation:
     def sends_due(self) -> bool:
         """Whether tokens were to go: by what was due, or as the link has become idle meanwhile."""
         greedy = self.rule.batching == "greedy" and self.link.idle(self.when_s) is not False
-        return greedy or self.rule.due
+        return greedy or self.rule.due or self.rule.may_be_due
 
     def lacks_plan(self) -> bool:
         """Whether a round has ended that should have brought a plan for another window, and did not."""
