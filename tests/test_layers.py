@@ -46,6 +46,7 @@ DOORS = {
         "pipesd.cloud.kv_cache",
         "pipesd.cloud.loading",
         "pipesd.cloud.model",
+        "pipesd.cloud.rotary",
         "pipesd.cloud.pass_batches",
         "pipesd.cloud.placing",
         "pipesd.cloud.target",

@@ -10,6 +10,9 @@ query positions, aligned to multiples of `TILE`, over keys padded to the multipl
 that are not part of the pass are filled with others and thrown away. Which tile, place and number of keys a row gets
 follows from its position alone. With `exact=False` the rows of a session share one call of their own size, which is
 faster.
+
+**Windows.** In a layer with a window a row sees the last so many positions, by the mask. Buckets of keys that no row of
+the tile's own bucket can see are not read, which again follows from the position alone.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ class _Group:
     tiles: int
     keys: tuple[Tensor, ...]  # per layer (tiles, kv_heads, keys, head_size), a view
     values: tuple[Tensor, ...]
-    mask: Tensor | None  # (tiles, 1, query rows, keys), added to the scores
+    masks: tuple[Tensor | None, ...]  # per layer (tiles, 1, query rows, keys), added to the scores
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ class Attention:
         outputs = []
         for group in self.groups:
             tiles = query[group.rows].reshape(group.tiles, -1, shape.kv_heads, shape.head_size).transpose(1, 2)
-            out = F.scaled_dot_product_attention(tiles, group.keys[layer], group.values[layer], attn_mask=group.mask)
+            keys, values, mask = group.keys[layer], group.values[layer], group.masks[layer]
+            out = F.scaled_dot_product_attention(tiles, keys, values, attn_mask=mask)
             outputs.append(out.transpose(1, 2).reshape(-1, query.shape[1]))
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return joined if self.scatter is None else joined.index_select(0, self.scatter)
@@ -93,6 +97,8 @@ class KVCache:
         self._device = device
         self._dtype = dtype
         self._slots: dict[int, _Slot] = {}
+        windows = (shape.window(layer) for layer in range(shape.layers))
+        self._windows = tuple(window if window < shape.context else 0 for window in windows)
 
     @property
     def memory_bytes(self) -> int:
@@ -203,19 +209,43 @@ class KVCache:
 
     def _group(self, slot: _Slot, rows: slice, first: int, keys: int, tile: int) -> _Group:
         """Tiles of `tile` positions from position `first` on, over the slot's first `keys` positions."""
-        shape = self.shape
         count = (rows.stop - rows.start) // tile
-        spread = slot.data[:, None, :, :keys].expand(-1, count, -1, -1, -1)
-        mask = None
-        if keys > first + 1 or tile > 1:
-            position = torch.arange(first, first + count * tile, device=self._device)
-            hidden = torch.arange(keys, device=self._device) > position[:, None]
-            mask = torch.zeros(hidden.shape, device=self._device, dtype=self._dtype).masked_fill_(hidden, -math.inf)
-            mask = mask.view(count, 1, tile, 1, keys).expand(-1, -1, -1, shape.groups, -1)
-            mask = mask.reshape(count, 1, tile * shape.groups, keys)
+        heads = self.shape.kv_heads
+        parts = {}
+        for window in set(self._windows):
+            begin = self._begin(first, keys, window)
+            spread = slot.data[:, None, :, begin:keys].expand(-1, count, -1, -1, -1)
+            mask = self._mask(first, count, tile, range(begin, keys), window)
+            parts[window] = spread[:, :, :heads].unbind(0), spread[:, :, heads:].unbind(0), mask
         return _Group(
-            rows, count, spread[:, :, : shape.kv_heads].unbind(0), spread[:, :, shape.kv_heads :].unbind(0), mask
+            rows,
+            count,
+            tuple(parts[window][0][layer] for layer, window in enumerate(self._windows)),
+            tuple(parts[window][1][layer] for layer, window in enumerate(self._windows)),
+            tuple(parts[window][2] for window in self._windows),
         )
+
+    def _begin(self, first: int, keys: int, window: int) -> int:
+        """The first key that is read for tiles from position `first` on: none before it is seen."""
+        if not window:
+            return 0
+        if not self._exact:
+            return max(0, first + 1 - window)
+        seen = max(0, keys - BUCKET + 1 - window)  # by the first row of the bucket in which the tiles end
+        return seen - seen % BUCKET
+
+    def _mask(self, first: int, count: int, tile: int, keys: range, window: int) -> Tensor | None:
+        """Hides from `count` tiles of `tile` positions from `first` on what is behind them or before their window."""
+        if tile == 1 and keys.stop == first + 1:
+            return None
+        position = torch.arange(first, first + count * tile, device=self._device)[:, None]
+        key = torch.arange(keys.start, keys.stop, device=self._device)
+        hidden = key > position
+        if window:
+            hidden |= key <= position - window
+        mask = torch.zeros(hidden.shape, device=self._device, dtype=self._dtype).masked_fill_(hidden, -math.inf)
+        mask = mask.view(count, 1, tile, 1, len(keys)).expand(-1, -1, -1, self.shape.groups, -1)
+        return mask.reshape(count, 1, tile * self.shape.groups, len(keys))
 
 
 def _ceil(value: int, multiple: int) -> int:

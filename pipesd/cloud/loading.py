@@ -83,13 +83,14 @@ def load_target(
 def rows_agree(decoder: Decoder, threads: int = 1) -> bool:
     """Whether the same rows get the same bits in passes of several shapes, alone and with mates: one layer, the head.
 
-    The positions cross from one bucket of keys into the next.
+    The positions cross from one bucket of keys into the next; a window hides a bucket from them.
     """
-    shape = replace(decoder.shape.cache(min(decoder.shape.context, BUCKET + 6)), layers=1)
     table = decoder.embedding
+    decoder = decoder.shallow(BUCKET // 2)
+    shape = decoder.shape.cache(min(decoder.shape.context, (2 if decoder.shape.windows else 1) * BUCKET + 6))
     cache = KVCache(shape, 3, device=table.device, dtype=table.dtype, exact=True)
     info = ModelInfo("", decoder.shape.width, shape.context, (), b"", "cpu", "")
-    target = TorchTarget(decoder.shallow(), cache, info, Vocabulary(()), threads=threads, exact=True)
+    target = TorchTarget(decoder, cache, info, Vocabulary(()), threads=threads, exact=True)
     draw = np.random.default_rng(0)
     ids = draw.integers(decoder.shape.width, size=shape.context).tolist()
     late = max(0, shape.context - 12)
@@ -126,7 +127,7 @@ def _load(
         return values
 
     shape = checkpoint.shape
-    linear: Callable[[Tensor], Linear] = PlainLinear
+    linear: Callable[[Tensor, Tensor | None], Linear] = PlainLinear
     if device.type == "cpu":
         if packing_works((shape.hidden, shape.feed_forward, shape.heads * shape.head_size), dtype):
             linear = PackedLinear
