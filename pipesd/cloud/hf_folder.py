@@ -1,0 +1,326 @@
+"""A Hugging Face folder: its configuration, vocabulary, end ids and stored tensors, over all its safetensors files.
+
+`open_folder` takes a folder of any family; `open_folder_checkpoint` makes a checkpoint of one that the plain decoder
+knows. Only headers are read at first, tensors when asked for. Pickled weights are never opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipesd.cloud.checkpoint import Checkpoint, check_tensors
+from pipesd.cloud.hf_config import read_shape
+from pipesd.cloud.safetensors_file import READABLE, SafetensorsTensor, read_safetensors
+from pipesd.core import Vocabulary
+from pipesd.errors import UsageError
+from pipesd.hf_vocabulary import read_hf_vocabulary
+from pipesd.json_file import read_object
+
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_TEXTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+_PARTIAL = ("*.incomplete", "*.aria2", "*.part", "*.crdownload", "*.download")
+_PICKLED = ("pytorch_model*.bin", "*.pth", "*.pt", "*.ckpt")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """An open folder. `tensors`: the files' own names -> stored tensors, in the order of the files.
+
+    `end_ids` are those of generation_config.json, else of config.json, else what llama.cpp would take from the
+    vocabulary. `template` is the chat template, or None.
+    """
+
+    path: Path
+    name: str
+    config: Mapping[str, Any]
+    vocabulary: Vocabulary
+    end_ids: tuple[int, ...]
+    template: str | None
+    tensors: Mapping[str, SafetensorsTensor]
+    texts_digest: bytes  # of the JSON files that say what the tensors mean
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that all tensors have in the files."""
+        return sum(tensor.n_bytes for tensor in self.tensors.values())
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files with the tensors."""
+        return tuple(dict.fromkeys(tensor.path.name for tensor in self.tensors.values()))
+
+    @property
+    def context(self) -> int:
+        """Positions that the model was made for; UsageError if config.json does not say."""
+        for table in (self.config, self.config.get("text_config")):
+            for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"):
+                value = table.get(key) if isinstance(table, dict) else None
+                if type(value) is int and value > 1:
+                    return value
+        raise UsageError(f"{self.path / 'config.json'}: does not say max_position_embeddings; add it")
+
+    @property
+    def file_dtype(self) -> str:
+        """The precision that most bytes are stored in: "float32", "float16", or "bfloat16" for anything else."""
+        kinds: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            kinds[tensor.kind] = kinds.get(tensor.kind, 0) + tensor.n_bytes
+        most = max(kinds, key=kinds.__getitem__, default="BF16")
+        return {"F64": "float32", "F32": "float32", "F16": "float16"}.get(most, "bfloat16")
+
+    def fingerprint(self, dtype: str, device: str) -> bytes:
+        """8 bytes that change with the JSON files, with samples of any tensor, with precision and kind of device."""
+        digest = hashlib.blake2b(self.texts_digest, digest_size=8)
+        digest.update(f"{dtype} {device}".encode())
+        for name, tensor in sorted(self.tensors.items()):
+            digest.update(f"{name} {tensor.kind} {tensor.shape}".encode())
+            digest.update(tensor.sample())
+        return digest.digest()
+
+
+def open_folder(path: str | Path) -> Folder:
+    """Opens the folder at `path` (`~` is expanded), of any family. UsageError, one line, if it cannot be served."""
+    try:
+        resolved = Path(path).expanduser().resolve()
+        is_folder, exists = resolved.is_dir(), resolved.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, a loop of links, no home folder, a NUL
+        raise UsageError(f"{os.fspath(path)!r}: {getattr(error, 'strerror', None) or error}; check the path") from error
+    if not exists:
+        raise no_such_path(os.fspath(path), resolved)
+    if not is_folder:
+        raise UsageError(f"{resolved}: a file, a Hugging Face folder was wanted; name the folder that it lies in")
+    if not (resolved / "config.json").exists():
+        raise _no_config(resolved)
+    config = read_object(resolved / "config.json")
+    tensors = _tensors(resolved)
+    tokenizer = read_hf_vocabulary(resolved, config)
+    vocabulary, guessed = tokenizer.pieces()
+    return Folder(
+        path=resolved,
+        name=_name(resolved),
+        config=config,
+        vocabulary=vocabulary,
+        end_ids=_end_ids(resolved, config, vocabulary.size) or guessed,
+        template=tokenizer.template,
+        tensors=tensors,
+        texts_digest=_texts_digest(resolved),
+    )
+
+
+def no_such_path(given: str, resolved: Path) -> UsageError:
+    """What to say of a path at which there is nothing: it may be the name of a model on a hub."""
+    if _HUB_ID.fullmatch(given):
+        return UsageError(
+            f"{resolved}: no such file or folder, and nothing is downloaded here; if {given} is a model on the "
+            f"Hugging Face hub, run `hf download {given} --local-dir FOLDER` and name FOLDER"
+        )
+    return UsageError(f"{resolved}: no such file or folder; check the path")
+
+
+def _no_config(folder: Path) -> UsageError:
+    snapshots = sorted(folder.glob("snapshots/*/config.json"))
+    if snapshots:
+        return UsageError(f"{folder}: a hub's cache of a model, not the model; name {snapshots[-1].parent}")
+    if (folder / "adapter_config.json").exists():
+        return _adapter(folder)
+    ggufs = sorted(folder.glob("*.gguf"))
+    if ggufs:
+        return UsageError(f"{folder}: a folder without config.json, with GGUF files in it; name one, as {ggufs[0]}")
+    if (folder / "params.json").exists():
+        return UsageError(
+            f"{folder}: has params.json but no config.json, the format of the model's makers; "
+            "use the model's Hugging Face folder"
+        )
+    return UsageError(f"{folder}: has no config.json; name a Hugging Face folder or a GGUF file")
+
+
+def _adapter(folder: Path) -> UsageError:
+    return UsageError(
+        f"{folder}: an adapter (LoRA), not a model; merge it into its base model with peft (merge_and_unload), "
+        "save that and name its folder"
+    )
+
+
+def _name(folder: Path) -> str:
+    """The folder's name, or the model's where the folder is a snapshot in a hub's cache."""
+    repository = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.split("--")[-1]
+    return folder.name
+
+
+def _tensors(folder: Path) -> dict[str, SafetensorsTensor]:
+    """Every tensor of the folder by the file's name for it."""
+    if (folder / _WHOLE).exists():
+        paths, named = [folder / _WHOLE], {}
+    elif (folder / _INDEX).exists():
+        named = _index(folder)
+        paths = [folder / name for name in sorted(set(named.values()))]
+    else:
+        raise _no_weights(folder)
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        part = ", and a download is unfinished" if _unfinished(folder) else ""
+        raise UsageError(
+            f"{missing[0]}: missing ({len(missing)} of {len(paths)} files that {_INDEX} names are{part}); "
+            "download the folder again"
+        )
+    found: dict[str, SafetensorsTensor] = {}
+    for path in paths:
+        control = path.with_name(f"{path.name}.aria2")
+        if control.exists():
+            raise UsageError(f"{path}: its download is unfinished ({control.name} lies beside it); finish it")
+        for name, tensor in read_safetensors(path).items():
+            if name in found:
+                raise UsageError(f"{path}: tensor {name} is also in {found[name].path.name}; download the folder again")
+            found[name] = tensor
+    absent = next((name for name, file in named.items() if name not in found or found[name].path.name != file), None)
+    if absent is not None:
+        raise UsageError(
+            f"{folder / named[absent]}: has no tensor {absent}, which {_INDEX} says is there; download both again"
+        )
+    return found
+
+
+def _index(folder: Path) -> dict[str, str]:
+    """Tensor -> file, as model.safetensors.index.json has it."""
+    path = folder / _INDEX
+    named = read_object(path).get("weight_map")
+    if not isinstance(named, dict) or not named:
+        raise UsageError(f"{path}: has no table weight_map; download it again")
+    for file in named.values():
+        if not isinstance(file, str) or not file.endswith(".safetensors"):
+            raise UsageError(f"{path}: names {str(file)[:60]!r}, a safetensors file was wanted; download it again")
+        if file != os.path.basename(file) or "\\" in file:
+            raise UsageError(f"{path}: names {file[:80]!r}, which is outside the folder; use a folder that you trust")
+    return named
+
+
+def _unfinished(folder: Path) -> bool:
+    return any(True for pattern in _PARTIAL for _ in _globs(folder, pattern))
+
+
+def _globs(folder: Path, pattern: str) -> Iterator[Path]:
+    yield from folder.glob(pattern)
+    yield from folder.glob(f".cache/huggingface/download/{pattern}")
+
+
+def _no_weights(folder: Path) -> UsageError:
+    """Why there is neither model.safetensors nor its index."""
+    if (folder / "adapter_config.json").exists():
+        return _adapter(folder)
+    shards = sorted(folder.glob("model-*-of-*.safetensors"))
+    if shards:
+        return UsageError(f"{folder}: has {shards[0].name} but no {_INDEX}; download that too")
+    if _unfinished(folder):
+        return UsageError(f"{folder}: has no {_WHOLE}, and a download is unfinished; download the folder again")
+    pickled = next((path for pattern in _PICKLED for path in sorted(folder.glob(pattern))), None)
+    if pickled is not None:
+        return UsageError(
+            f"{pickled}: a pickled PyTorch checkpoint, never opened since it could run code; use a folder with "
+            f"{_WHOLE}, or convert one that you trust: AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)"
+        )
+    if any(folder.glob("consolidated*.safetensors")):
+        return UsageError(
+            f"{folder}: has only consolidated.safetensors, the format of the model's makers; "
+            f"download {_WHOLE} or its parts"
+        )
+    ggufs = sorted(folder.glob("*.gguf"))
+    if ggufs:
+        return UsageError(f"{folder}: has no {_WHOLE}, but GGUF files; name one, as {ggufs[0]}")
+    return UsageError(f"{folder}: has neither {_WHOLE} nor {_INDEX}; download the folder again with its weights")
+
+
+def _end_ids(folder: Path, config: Mapping[str, Any], width: int) -> tuple[int, ...]:
+    """The ids that generation_config.json, else config.json, calls ends; () if neither does."""
+    path = folder / "generation_config.json"
+    places = [(path, read_object(path))] if path.exists() else []
+    places.append((folder / "config.json", dict(config)))
+    for place, table in places:
+        value = table.get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        wrong = next((i for i in ids if type(i) is not int or not 0 <= i < width), None)
+        if wrong is not None:
+            raise UsageError(
+                f"{place}: eos_token_id {str(wrong)[:40]!r} is no id of the model (0 to {width - 1}); correct it"
+            )
+        if ids:
+            return tuple(sorted(set(ids)))
+    return ()
+
+
+def _texts_digest(folder: Path) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in _TEXTS:
+        path = folder / name
+        raw = path.read_bytes() if path.exists() else b""
+        digest.update(f"{name} {len(raw)} ".encode() + raw)
+    return digest.digest()
+
+
+_LAYER = {
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+_OUTSIDE = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_ROTATED = ("attn_q", "attn_k", "attn_q_norm", "attn_k_norm")
+
+
+def open_folder_checkpoint(path: str | Path) -> Checkpoint:
+    """Opens the folder at `path` for the plain decoder. UsageError, one line, for what it cannot serve, by name."""
+    folder = open_folder(path)
+    shape = read_shape(folder.path / "config.json", folder.config)
+    tensors: dict[str, SafetensorsTensor] = {}
+    for name, tensor in folder.tensors.items():
+        if name.endswith(".rotary_emb.inv_freq") or (shape.tied and name == "lm_head.weight"):
+            continue  # computed anew; tied to the embeddings whatever the file says
+        ours, rotated = _gguf_name(name)
+        if ours is None:
+            raise UsageError(f"{tensor.path}: has a tensor that this decoder does not use, {name}; use a plain model")
+        if tensor.kind not in READABLE:
+            raise UsageError(
+                f"{tensor.path}: tensor {name} is stored as {tensor.kind}, one of {', '.join(READABLE)} was wanted; "
+                "use the folder of the model in bfloat16 or float16"
+            )
+        if rotated and tensor.shape[0] % shape.head_size == 0:
+            tensor = replace(tensor, head_size=shape.head_size)
+        tensors[ours] = tensor
+    if not shape.tied and "output.weight" not in tensors:
+        raise UsageError(f"{folder.path}: has no tensor lm_head.weight; download the folder again")
+    check_tensors(folder.path, shape, tensors)
+    return Checkpoint(
+        path=folder.path,
+        name=folder.name,
+        shape=shape,
+        vocabulary=folder.vocabulary,
+        end_ids=folder.end_ids,
+        file_dtype=folder.file_dtype,
+        header=folder.texts_digest,
+        tensors=tensors,
+        files=len(folder.files),
+    )
+
+
+def _gguf_name(name: str) -> tuple[str | None, bool]:
+    """What GGUF calls the tensor, None if nothing, and whether its rows are rotated."""
+    if name in _OUTSIDE:
+        return _OUTSIDE[name], False
+    found = _IN_LAYER.fullmatch(name)
+    if found is None or found[2] not in _LAYER:
+        return None, False
+    ours = _LAYER[found[2]]
+    return f"blk.{int(found[1])}.{ours}.{found[3]}", ours in _ROTATED
