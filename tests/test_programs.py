@@ -26,6 +26,7 @@ COMMANDS = [
     ("edge", "link"),
     ("edge", "plan"),
     ("edge", "tune"),
+    ("edge", "pair"),
     ("cloud", ""),
     ("cloud", "serve"),
 ]
@@ -172,6 +173,9 @@ WRONG: list[tuple[str, Sequence[str], str]] = [
     ("edge", [*GENERATE, "--cloud", "::1"], "an IPv6 address stands in brackets"),
     ("edge", [*GENERATE, "--cloud", "http://h:1"], "http:// is not spoken here"),
     ("edge", ["chat"], "no draft model: give --draft FILE.gguf"),
+    ("edge", ["pair", "--target", "x"], "no draft model: give --draft FILE.gguf"),
+    ("edge", ["pair", "--draft", "x"], "no target model: give --target PATH"),
+    ("edge", ["pair", "--draft", "x", "--target", "y", "--tokens", "0"], "tokens: got 0, wanted 1 to 4096"),
     ("edge", ["chat", "--draft", "x", "--json"], "unknown option --json"),
     ("edge", [*GENERATE, "--temp", "0.8"], "unknown option --temp, did you mean --temperature?"),
 ]

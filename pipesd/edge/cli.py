@@ -11,12 +11,13 @@ from pathlib import Path
 from pipesd.config import EdgeConfig, GenerateConfig, TuneConfig, add_flags, make_config, read_tables, utf8_text
 from pipesd.edge.interrupts import Interrupts
 from pipesd.edge.link import LinkConfig, link_failed, show_link
+from pipesd.edge.pair import PairConfig, pair_failed, show_pair
 from pipesd.edge.plan import PlanConfig, plan_failed, show_plan
 from pipesd.errors import UsageError
 from pipesd.program import Parser, add_common, make_parser, not_yet, run
 from pipesd.streams import show
 
-TABLES = ("edge", "generate", "link", "plan", "tune")
+TABLES = ("edge", "generate", "link", "pair", "plan", "tune")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,6 +76,19 @@ def _parser() -> Parser:
     add_flags(tune, TuneConfig)
     add_common(tune)
     tune.set_defaults(body=_tune)
+    pair = commands.add_parser("pair", help="say whether a draft and a target model fit, and what drafts are worth")
+    pair.add_argument(
+        "--prompt",
+        type=utf8_text,
+        action="append",
+        metavar="TEXT",
+        help="a prompt to measure acceptance with; without any, three short ones of code, maths and prose",
+    )
+    pair.add_argument("--json", action="store_true", help="print one JSON object with all that was found")
+    pair.add_argument("--quiet", action="store_true", help="no notes and progress on stderr")
+    add_flags(pair, PairConfig)
+    add_common(pair)
+    pair.set_defaults(body=_pair)
     not_yet(commands, "serve", "serve an HTTP interface on this machine")
     not_yet(commands, "doctor", "check models, cloud and link")
     return parser
@@ -138,9 +152,26 @@ def _plan(args: argparse.Namespace) -> int:
     return show_plan(make_config(PlanConfig, tables["plan"], vars(args)), as_json=args.json)
 
 
+def _pair(args: argparse.Namespace) -> int:
+    tables = read_tables(args.config, TABLES)
+    edge = make_config(EdgeConfig, tables["edge"], {})
+    shared = {"draft": edge.draft, "threads": edge.threads, "connect_s": edge.connect_s}
+    config = make_config(PairConfig, {**shared, **tables["pair"]}, vars(args))
+    with Interrupts() as interrupts:
+        if args.json:
+            interrupts.last_words = lambda: show(pair_failed(interrupted=True))
+        return show_pair(config, args.prompt or (), as_json=args.json, interrupts=interrupts)
+
+
 def _failed(argv: Sequence[str], interrupted: bool) -> str:
     """What stdout gets from a command that failed: with --json the object of what never began."""
-    objects = {"generate": _nothing, "link": link_failed, "plan": plan_failed, "tune": _tune_failed}
+    objects = {
+        "generate": _nothing,
+        "link": link_failed,
+        "pair": pair_failed,
+        "plan": plan_failed,
+        "tune": _tune_failed,
+    }
     asked = bool(argv) and argv[0] in objects and "--json" in argv
     return objects[argv[0]](interrupted) if asked else ""
 

@@ -6,6 +6,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 an
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
@@ -26,12 +27,17 @@ _HALF_BYTES = 2  # the cache is kept in float16
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The metadata of a model file: scalars, strings and short arrays by key, and the length of every array."""
+    """The metadata of a model file: scalars, strings and short arrays by key, and the length of every array.
+
+    `tensors`: the number of entries of each tensor by its name. `weight_bytes`: of the file, behind the header.
+    """
 
     path: Path
     file_bytes: int
+    weight_bytes: int
     values: dict[str, Any]
     lengths: dict[str, int]
+    tensors: dict[str, int]
 
     @property
     def architecture(self) -> str:
@@ -129,8 +135,11 @@ def _parsed(path: Path, data: mmap.mmap, size: int) -> GgufHeader:
             else:
                 values[key] = reader.value(kind)
         furthest = 0
+        entries: dict[str, int] = {}
         for _ in range(tensors):
-            furthest = max(furthest, reader.tensor_offset())
+            name, entries_of, offset = reader.tensor()
+            entries[name] = entries_of
+            furthest = max(furthest, offset)
         alignment = int(values.get("general.alignment", 32))
         begin = -(-reader.at // alignment) * alignment
         if tensors and begin + furthest >= size:
@@ -141,7 +150,7 @@ def _parsed(path: Path, data: mmap.mmap, size: int) -> GgufHeader:
         raise UsageError(f"{path}: is cut off after {size} bytes, within its header; download it again") from error
     except (_Garbage, ZeroDivisionError, OverflowError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: its GGUF header is damaged ({error}); download it again") from error
-    return GgufHeader(path, size, values, lengths)
+    return GgufHeader(path, size, max(0, size - begin), values, lengths, entries)
 
 
 class _Garbage(Exception):
@@ -203,13 +212,14 @@ class _Reader:
             at += 8 + unpack(data, at)[0]
         self.at = at
 
-    def tensor_offset(self) -> int:
-        self._span()  # the name
-        dimensions = self.scalar("<I")
+    def tensor(self) -> tuple[str, int, int]:
+        """Its name, number of entries and offset."""
+        name, dimensions = self.string(), self.scalar("<I")
         if dimensions > 8:
             raise _Garbage(f"a tensor of {dimensions} dimensions")
-        self.at += 8 * dimensions + 4  # sizes and type
-        return int(self.scalar("<Q"))
+        entries = math.prod(int(self.scalar("<Q")) for _ in range(dimensions))
+        self.at += 4  # its type
+        return name, entries, int(self.scalar("<Q"))
 
 
 def _kind(head: bytes) -> str:

@@ -1,0 +1,292 @@
+"""`pipesd-edge pair` as its users run it: verdicts, what was measured, what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+pytest.importorskip("gguf", reason="the gguf package is not installed")
+
+from pipesd.cloud.admission import Identity
+from pipesd.core import ModelInfo, Vocabulary
+from pipesd.edge import pair_sample
+from pipesd.edge.cli import main
+from pipesd.edge.pair_models import ModelFacts, read_gguf
+from pipesd.edge.pair_report import NAMES, compare, describe, differs
+from pipesd.sim.texts import KeyedText
+from tests.clouds import NOWHERE, Serving, serving
+from tests.programs import Program, Ran, bad_files, edge
+from tests.tiny import write_tiny
+from tests.tiny_mamba import write_tiny_mamba
+
+Make = Callable[..., Path]
+QUICK = ["--tokens", "12", "--prompt", "def f(x):"]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Writes a tiny model once."""
+    folder = tmp_path_factory.mktemp("tiny")
+    made: dict[str, Path] = {}
+
+    def write(**changes: Any) -> Path:
+        key = repr(sorted(changes.items()))
+        if key not in made:
+            made[key] = write_tiny(folder / f"{len(made)}.gguf", **changes)
+        return made[key]
+
+    return write
+
+
+def pair(draft: Path, target: Path, *more: object) -> Ran:
+    """The command in this process, which saves its start."""
+    said = [io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2)]
+    log = logging.getLogger("pipesd")
+    before = log.handlers, log.level
+    try:
+        with contextlib.redirect_stdout(said[0]), contextlib.redirect_stderr(said[1]):
+            code = main(["pair", "--draft", str(draft), "--target", str(target), *map(str, more)])
+    finally:
+        log.handlers, log.level = before
+    out, err = (stream.buffer.getvalue().decode() for stream in said)  # type: ignore[attr-defined]
+    return Ran(code, out, err, 0.0)
+
+
+def report(ran: Ran) -> dict[str, Any]:
+    """The only thing on stdout."""
+    assert ran.out.count("\n") == 1 and ran.out.endswith("\n")
+    found: dict[str, Any] = json.loads(ran.out)
+    assert list(found) == NAMES
+    return found
+
+
+# ---- verdicts
+
+
+def test_a_person_reads_what_fits_and_the_verdict_last(make: Make) -> None:
+    ran = edge("pair", "--draft", make(noise=0.03, dtype="q8_0"), "--target", make(), *QUICK)
+    assert ran.code == 0
+    rows = [line.split("  ", 1)[0] for line in ran.out.splitlines()]
+    assert rows == [
+        "draft", "target", "vocabulary", "end tokens", "start token", "chat template", "context", "cost", "acceptance",
+        "verdict",
+    ]  # fmt: skip
+    assert ran.out.endswith("verdict        fits\n")
+    assert "the same 512 ids" in ran.out and "both computed here by llama.cpp" in ran.out
+    assert "loading both models" in ran.err
+    assert pair(make(noise=0.03, dtype="q8_0"), make(), *QUICK, "--quiet").err == ""
+
+
+def test_swapped_ids_do_not_fit_and_are_named(make: Make) -> None:
+    ran = edge("pair", "--draft", make(), "--target", make(swap=(300, 301)))
+    assert (ran.code, ran.err) == (4, "")
+    last = ran.out.splitlines()[-1]
+    assert last.startswith("verdict        does not fit: id 300 is ' p' to the draft model and ' h' to the target")
+    assert "take a draft model" in last and "acceptance" not in ran.out
+    found = report(pair(make(), make(swap=(300, 301)), "--json"))
+    assert found["fits"] is False and found["acceptance"] is None and found["error"] is None
+    assert found["first_difference"] == {"id": 300, "draft": " p", "target": " h"}
+
+
+@pytest.mark.parametrize("wider", ["draft", "target"])
+def test_padding_does_not_count(make: Make, wider: str) -> None:
+    wide, narrow = make(n_vocab=544, n_real=512), make()
+    draft, target = (wide, narrow) if wider == "draft" else (narrow, wide)
+    ran = pair(draft, target, *QUICK)
+    assert ran.code == 0 and "output layers" in ran.out and "only padding" in ran.out
+
+
+def test_a_vocabulary_that_ends_earlier_does_not_fit(make: Make) -> None:
+    ran = pair(make(n_vocab=500), make())
+    assert ran.code == 4 and "500 ids in the draft, 512 in the target" in ran.out and "id 500 is ''" in ran.out
+
+
+def test_each_remark(make: Make) -> None:
+    """What fits all the same, said one by one."""
+    draft = make(context=256, eos_id=300, add_bos=True, bos_id=256, dtype="q8_0")
+    found = report(pair(draft, make(seed=5), *QUICK, "--json", "--quiet"))
+    assert found["fits"] is True and found["verdict"] == "fits, with 4 remarks"
+    for told in ("also ends at", "prompts get a start token", "context ends at 256", "few drafts are accepted"):
+        assert sum(told in remark for remark in found["remarks"]) == 1, told
+    assert (found["same_end_ids"], found["same_start_token"], found["context"]) == (False, False, 512)
+    found = report(pair(make(), make(add_bos=True, architecture="llama", name="other"), *QUICK, "--json", "--quiet"))
+    assert any("prompts lack the start token" in remark for remark in found["remarks"])
+    assert any("not much smaller" in remark for remark in found["remarks"])
+
+
+def test_templates(make: Make, tmp_path: Path) -> None:
+    bare = tmp_path / "bare.gguf"
+    bare.write_bytes(make().read_bytes().replace(b"tokenizer.chat_template", b"tokenizer.chat_templat_"))
+    other = tmp_path / "other.gguf"
+    other.write_bytes(make().read_bytes().replace(b"add_generation_prompt", b"add_generation_prompX"))
+    facts, without, differing = map(read_gguf, (make(), bare, other))
+    assert any("no chat template" in remark for remark in compare(without, facts).remarks)
+    assert any("templates differ" in remark for remark in compare(facts, differing).remarks)
+    assert not any("template" in remark for remark in compare(facts, without).remarks)
+    shown = [describe(compare(*both), ascii_only=True) for both in ((without, without), (facts, without))]
+    assert "in neither" in shown[0] and "only in the draft" in shown[1]
+
+
+def test_an_architecture_that_the_cloud_does_not_compute_is_said(make: Make, tmp_path: Path) -> None:
+    mamba = read_gguf(write_tiny_mamba(tmp_path / "mamba.gguf"))
+    found = compare(read_gguf(make()), mamba)
+    assert found.fits and any("--backend transformers" in remark for remark in found.remarks)
+
+
+def test_the_verdict_is_that_of_edge_and_cloud_when_they_meet() -> None:
+    """Whatever the vocabularies: `pair` and the handshake agree."""
+    texts = [b"a", b"", b"b", b"", b""]
+    for own in (texts, texts[:3], [b"a", b"", b"c"], [b"a", b"x", b"b"], [b"a", b"", b"b", b"d"]):
+        other = Vocabulary(tuple(texts))
+        mine = Vocabulary(tuple(own))
+        same = identity(mine).hash == identity(other).hash
+        assert (differs(mine, other) is None) == same
+
+
+def identity(vocabulary: Vocabulary) -> Identity:
+    info = ModelInfo("m", vocabulary.size, 16, (), bytes(8), "cpu", "float32")
+    return Identity(info, vocabulary)
+
+
+# ---- acceptance
+
+
+def test_a_model_accepts_itself_always(make: Make) -> None:
+    found = report(pair(make(), make(), "--json", "--quiet", "--tokens", "20"))
+    measured = found["acceptance"]
+    assert (measured["greedy"], measured["sampled"], measured["mean_run"]) == (1.0, 1.0, 20.0)
+    assert (measured["where"], measured["prompts"], measured["tokens"]) == ("edge", 3, 60)
+
+
+def test_what_is_measured_is_what_a_slow_reading_gives(make: Make) -> None:
+    """Against each model asked afresh behind every prefix."""
+    import numpy as np
+
+    from pipesd.edge.drafter import Drafter
+
+    draft, target = read_gguf(make(noise=0.1)), read_gguf(make())
+    sample = pair_sample.sample_here(draft, target, ["def f(x):"], 15, 1)
+    models = [Drafter(facts.path, context=64) for facts in (target, draft)]
+    ids = models[0].tokeniser.encode("def f(x):", special=True)
+    right, shared = [], []
+    for _ in range(15):
+        rows = []
+        for model in models:
+            model.rollback(0)
+            model.extend(ids)
+            model.draft()
+            weights = np.exp((model._logits().astype(float) - model._logits().max()) / 0.8)
+            rows.append(weights / weights.sum())
+        right.append(rows[0].argmax() == rows[1].argmax())
+        shared.append(1 - abs(rows[0] - rows[1]).sum() / 2)
+        ids.append(int(rows[0].argmax()))
+    for model in models:
+        model.close()
+    assert 0 < sum(right) < 15, "a case that tells nothing"
+    assert sample.greedy == pytest.approx(sum(right) / 15)
+    assert sample.sampled == pytest.approx(sum(shared) / 15, abs=0.01)
+    runs = "".join("x" if each else "." for each in right).split(".")
+    assert sample.mean_run == pytest.approx(sum(map(len, runs)) / len(runs if runs[-1] else runs[:-1]))
+
+
+def test_too_little_memory_is_said_and_the_rest_stands(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_sample, "free_bytes", lambda: 1000)
+    facts = read_gguf(make())
+    with pytest.raises(pair_sample.NotMeasured, match=r"take about 0.0 GB here, 0.0 GB are free"):
+        pair_sample.sample_here(facts, facts, ["x"], 4, 1)
+    ran = pair(make(), make())
+    assert ran.code == 0 and "not measured" in ran.out and "give --cloud ADDRESS" in ran.out
+
+
+@pytest.fixture(scope="module")
+def scripted(make: Make) -> Iterator[Serving]:
+    with serving(KeyedText(3), target={"vocabulary": read_gguf(make()).vocabulary, "context": 800}) as served:
+        yield served
+
+
+def test_at_a_cloud_real_generations_are_counted(make: Make, scripted: Serving) -> None:
+    found = report(pair(make(), make(), *QUICK, "--cloud", scripted.address, "--json", "--quiet"))
+    measured = found["acceptance"]
+    assert (measured["where"], measured["tokens"], measured["sampled"], measured["longest"]) == ("cloud", 12, None, 4)
+    assert 0 <= measured["greedy"] <= 1
+    ran = pair(make(), make(), *QUICK, "--cloud", scripted.address)
+    assert ran.code == 0 and "at the cloud, strategy vanilla" in ran.out and "prompt 1 of 1 at the cloud" in ran.err
+
+
+def test_a_cloud_that_serves_something_else(make: Make, scripted: Serving) -> None:
+    swapped = make(swap=(300, 301))
+    ran = pair(swapped, swapped, *QUICK, "--cloud", scripted.address, "--json", "--quiet")
+    assert ran.code == 4 and "id 300" in ran.complaint and "id 300" in report(ran)["error"]
+
+
+def test_no_cloud(make: Make) -> None:
+    ran = pair(make(), make(), "--cloud", NOWHERE, "--connect-s", "0.3", "--json", "--quiet")
+    assert ran.code == 3 and "nothing listens there" in ran.complaint
+    found = report(ran)
+    assert found["fits"] is True and found["error"] and found["acceptance"] is None
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize("side", ["draft", "target"])
+def test_files_that_are_no_model_are_one_line(make: Make, tmp_path: Path, side: str) -> None:
+    good = make()
+    for kind, (given, named) in bad_files(tmp_path, good.read_bytes()).items():
+        ran = pair(*((given, good) if side == "draft" else (good, given)), "--json", "--quiet")  # type: ignore[arg-type]
+        assert ran.code == 2 and named in ran.complaint, kind
+        assert report(ran)["error"] and report(ran)["fits"] is None
+
+
+@pytest.mark.parametrize(("prompt", "complaint"), [("", "a prompt is empty"), ("x" * 3000, "ids, the shorter context")])
+def test_prompts_that_cannot_be(make: Make, prompt: str, complaint: str) -> None:
+    ran = pair(make(), make(), "--prompt", prompt, "--quiet")
+    assert ran.code == 2 and complaint in ran.complaint
+
+
+def test_parts_of_a_model(make: Make, tmp_path: Path) -> None:
+    parts = [tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2)]
+    for part in parts:
+        part.write_bytes(make().read_bytes())
+    facts, one = read_gguf(parts[0]), read_gguf(make())
+    assert facts.file_bytes == 2 * one.file_bytes and facts.vocabulary == one.vocabulary
+    ran = pair(make(), parts[1])
+    assert ran.code == 2 and "is part 2 of a model in 2 files; give the first" in ran.complaint
+    parts[1].unlink()
+    assert "m-00002-of-00002.gguf: no such file" in pair(make(), parts[0]).complaint
+
+
+def test_a_name_cannot_steer_the_terminal(make: Make) -> None:
+    ran = pair(make(name="red\x1b[31m\ngreen"), make(), "--tokens", "1", "--prompt", "x")
+    assert ran.code == 0 and all(line.isprintable() for line in ran.out.splitlines())
+    assert "red\\x1b[31m\\ngreen" in ran.out
+    narrow = edge("pair", "--draft", make(), "--target", make(swap=(300, 301)), PYTHONIOENCODING="ascii")
+    assert narrow.code == 4 and narrow.out.isascii()
+
+
+def test_an_interrupted_sample(make: Make) -> None:
+    options = ["--draft", make(context=8192), "--target", make(context=8192), "--tokens", "4096", "--json"]
+    with Program("edge", "pair", *options) as program:
+        since_s = program.says("loading both models", on="err").send(signal.SIGINT)
+        ran = program.end(3.0, since_s=since_s)
+    assert ran.code == 130 and report(ran)["error"] == "interrupted"
+
+
+def test_sizes_count_what_a_token_reads(make: Make) -> None:
+    """A table of embeddings is read by rows, unless it is the output layer too."""
+    untied, tied = read_gguf(make()), read_gguf(make(tied=True))
+    assert untied.parameters - untied.read_parameters == 512 * 64
+    assert tied.parameters == tied.read_parameters
+    assert untied.read_bytes == pytest.approx(4 * untied.read_parameters, rel=0.01)
+    assert compare(dataclasses.replace(untied, context=0), untied).fits
+    assert isinstance(untied, ModelFacts)
