@@ -49,6 +49,7 @@ DOORS = {
         "pipesd.cloud.rotary",
         "pipesd.cloud.pass_batches",
         "pipesd.cloud.placing",
+        "pipesd.cloud.safetensors_file",
         "pipesd.cloud.target",
         "pipesd.cloud.transformers_model",
         "pipesd.cloud.transformers_target",
