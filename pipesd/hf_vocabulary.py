@@ -84,6 +84,32 @@ def read_hf_vocabulary(folder: Path, config: Mapping[str, Any]) -> HfVocabulary:
     )
 
 
+def model_name(folder: Path) -> str:
+    """The folder's name, or the model's where the folder is a snapshot in a hub's cache."""
+    repository = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.split("--")[-1]
+    return folder.name
+
+
+def stated_end_ids(folder: Path, config: Mapping[str, Any], width: int) -> tuple[int, ...]:
+    """The ids that generation_config.json, else config.json, calls ends; () if neither does."""
+    path = folder / "generation_config.json"
+    places = [(path, read_object(path))] if path.exists() else []
+    places.append((folder / "config.json", dict(config)))
+    for place, table in places:
+        value = table.get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        wrong = next((i for i in ids if type(i) is not int or not 0 <= i < width), None)
+        if wrong is not None:
+            raise UsageError(
+                f"{place}: eos_token_id {str(wrong)[:40]!r} is no id of the model (0 to {width - 1}); correct it"
+            )
+        if ids:
+            return tuple(sorted(set(ids)))
+    return ()
+
+
 def _missing(folder: Path) -> UsageError:
     others = ("tokenizer.model", "tekken.json", "vocab.json", "spiece.model")
     found = next((name for name in others if (folder / name).exists()), None)

@@ -19,7 +19,7 @@ from pipesd.cloud.hf_config import read_shape
 from pipesd.cloud.safetensors_file import READABLE, SafetensorsTensor, read_safetensors
 from pipesd.core import Vocabulary
 from pipesd.errors import UsageError
-from pipesd.hf_vocabulary import read_hf_vocabulary
+from pipesd.hf_vocabulary import model_name, read_hf_vocabulary, stated_end_ids
 from pipesd.json_file import read_object
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -104,10 +104,10 @@ def open_folder(path: str | Path) -> Folder:
     vocabulary, guessed = tokenizer.pieces()
     return Folder(
         path=resolved,
-        name=_name(resolved),
+        name=model_name(resolved),
         config=config,
         vocabulary=vocabulary,
-        end_ids=_end_ids(resolved, config, vocabulary.size) or guessed,
+        end_ids=stated_end_ids(resolved, config, vocabulary.size) or guessed,
         template=tokenizer.template,
         tensors=tensors,
         texts_digest=_texts_digest(resolved),
@@ -146,14 +146,6 @@ def _adapter(folder: Path) -> UsageError:
         f"{folder}: an adapter (LoRA), not a model; merge it into its base model with peft (merge_and_unload), "
         "save that and name its folder"
     )
-
-
-def _name(folder: Path) -> str:
-    """The folder's name, or the model's where the folder is a snapshot in a hub's cache."""
-    repository = folder.parent.parent.name
-    if folder.parent.name == "snapshots" and repository.startswith("models--"):
-        return repository.split("--")[-1]
-    return folder.name
 
 
 def _tensors(folder: Path) -> dict[str, SafetensorsTensor]:
@@ -236,24 +228,6 @@ def _no_weights(folder: Path) -> UsageError:
     if ggufs:
         return UsageError(f"{folder}: has no {_WHOLE}, but GGUF files; name one, as {ggufs[0]}")
     return UsageError(f"{folder}: has neither {_WHOLE} nor {_INDEX}; download the folder again with its weights")
-
-
-def _end_ids(folder: Path, config: Mapping[str, Any], width: int) -> tuple[int, ...]:
-    """The ids that generation_config.json, else config.json, calls ends; () if neither does."""
-    path = folder / "generation_config.json"
-    places = [(path, read_object(path))] if path.exists() else []
-    places.append((folder / "config.json", dict(config)))
-    for place, table in places:
-        value = table.get("eos_token_id")
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        wrong = next((i for i in ids if type(i) is not int or not 0 <= i < width), None)
-        if wrong is not None:
-            raise UsageError(
-                f"{place}: eos_token_id {str(wrong)[:40]!r} is no id of the model (0 to {width - 1}); correct it"
-            )
-        if ids:
-            return tuple(sorted(set(ids)))
-    return ()
 
 
 def _texts_digest(folder: Path) -> bytes:
