@@ -1,7 +1,8 @@
 """Writes tiny random Hugging Face folders of each family, with the vocabulary of `tests/tiny.py`.
 
-A tiny GGUF file of `tests/tiny.py` with as many ids is therefore a draft model of the same vocabulary. The weights come
-from a fixed seed and are scaled so that greedy text varies; `noise` disturbs them as it does there.
+A tiny GGUF file of `tests/tiny.py` with as many ids is therefore a draft model of the same vocabulary. The matrices are
+those of that file too where a family has them, so a plain llama folder is the same model as the file of the same seed,
+and its undisturbed or slightly noisy file a draft that often agrees with the other families.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tiny import CHAT_TEMPLATE, CONTROL_TEXTS, IM_END, IM_START, vocabulary_texts
+from tiny import CHAT_TEMPLATE, CONTROL_TEXTS, IM_END, IM_START, TinySpec, tensors, vocabulary_texts
 
 SIZES = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": IM_START, "eos_token_id": IM_END,
-    "pad_token_id": None, "tie_word_embeddings": False,
+    "pad_token_id": None, "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -42,7 +43,7 @@ def write_folder(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **values), dtype=torch.float32)
-        _randomise(model, noise)
+        _fill(model, values, seed, noise)
     model = model.to(getattr(torch, dtype))
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     limit = size + 1 if shards == 1 else max(1, size // shards)
@@ -52,24 +53,40 @@ def write_folder(
     return path
 
 
-def _randomise(model: Any, noise: float) -> None:
-    """Draws every parameter anew, wide enough that arg-maxes vary, and disturbs it by `noise` of its spread."""
+def _fill(model: Any, values: dict[str, Any], seed: int, noise: float) -> None:
+    """Gives every parameter its values: those of `tests/tiny.py` where that model has such a matrix, else random."""
     import torch
 
     for name, parameter in sorted(model.named_parameters()):
-        if parameter.ndim < 2:
-            norm = "norm" in name and name.endswith("weight")
-            drawn = float(norm) + 0.1 * torch.randn(parameter.shape)
-        else:
-            gain = next((gain for part, gain in _GAINS.items() if part in name), 1.0)
-            drawn = torch.randn(parameter.shape)
-            other = torch.randn(parameter.shape)
-            drawn = (drawn + noise * other) * (gain / parameter.shape[-1] ** 0.5)
-        parameter.data.copy_(drawn)
+        norm = float("norm" in name and name.endswith("weight"))
+        parameter.data.copy_(norm + 0.1 * torch.randn(parameter.shape) / max(1, parameter.ndim - 1))
+    spec = TinySpec(
+        seed=seed, noise=noise, n_vocab=values["vocab_size"], layers=values["num_hidden_layers"],
+        hidden=values["hidden_size"], heads=values["num_attention_heads"], kv_heads=values["num_key_value_heads"],
+        feed_forward=values["intermediate_size"], tied=values["tie_word_embeddings"],
+    )  # fmt: skip
+    shared, named = tensors(spec), dict(model.named_parameters())
+    for name, parameter in named.items():
+        ours = _gguf_name(name)
+        if ours in shared and shared[ours].shape == tuple(parameter.shape):
+            matrix = torch.from_numpy(shared[ours])
+            if ours.endswith(("attn_q.weight", "attn_k.weight")):  # a folder has a pair's halves half a head apart
+                head = matrix.shape[0] // (spec.heads if "attn_q" in ours else spec.kv_heads)
+                matrix = matrix.view(-1, head // 2, 2, spec.hidden).transpose(1, 2).reshape(matrix.shape)
+            parameter.data.copy_(matrix)
 
 
-_GAINS = {
-    "embed_tokens": 8.0, "q_proj": 1.5, "k_proj": 1.5, "o_proj": 2.0, "down_proj": 2.0, "lm_head": 4.0,
+def _gguf_name(name: str) -> str:
+    for theirs, ours in _NAMES.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
+_NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "model.layers": "blk",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ _FAMILIES = {  # model_type -> what its class is called
 _OTHER_BACKEND = "--backend transformers may serve it"
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _MOST = 1 << 31  # no size of a model reaches it
+_GREATEST = 1e30  # nor any of its other numbers
 
 
 class Settings:
@@ -59,7 +60,7 @@ class Settings:
         value = self.values.get(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _GREATEST:
             raise self._wrong(key, "a number above 0")
         return float(value)
 
