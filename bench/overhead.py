@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from planner import loading_s
+from replay import end_with
 from runs import add_options, edge_of
-
-from pipesd.errors import PipeSDError
 
 ROUNDS = 1000
 TOKENS = 384  # of one generation
@@ -174,8 +173,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except PipeSDError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    end_with(main)

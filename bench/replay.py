@@ -16,12 +16,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from exactness import cloud as real_cloud
 from exactness import generate
@@ -70,6 +70,15 @@ class Recording:
         table = json.loads(path.read_text())
         records = (Record(tuple(r["ids"]), tuple(r["output"]), r.get("seed")) for r in table.pop("records"))
         return cls(**table, records=tuple(records))
+
+
+def end_with(main: Callable[[], int]) -> NoReturn:
+    """Ends the program as `main` says, or with one line for what the world did to it."""
+    try:
+        sys.exit(main())
+    except PipeSDError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def prompts_of(paths: Sequence[str]) -> list[str]:

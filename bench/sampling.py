@@ -29,10 +29,10 @@ from typing import Any
 from acceptance import Tally, acceptance_table, predictor_table
 from both_rows import Both
 from choosing import FIGURE_MS, beside_a_pass, cost_table, costs, pass_table
-from replay import prompts_of
+from replay import end_with, prompts_of
 from sampled_runs import run_table, runs
 
-from pipesd.errors import PipeSDError, UsageError
+from pipesd.errors import UsageError
 from pipesd.policy.noise import warmup
 
 PARTS = ("acceptance", "predictor", "cost", "run")
@@ -128,8 +128,4 @@ def show(title: str, lines: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except PipeSDError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    end_with(main)

@@ -33,11 +33,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paired import paired_ratio
-from replay import Record
+from replay import Record, end_with
 from runs import SUMMED, Edge, Measured, add_options, edge_of
 
 from pipesd.config import EdgeConfig
-from pipesd.errors import PipeSDError, Unreachable, UsageError
+from pipesd.errors import Unreachable, UsageError
 
 REFERENCE = "pipesd"
 WARM_UP = 8  # tokens
@@ -266,8 +266,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except PipeSDError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    end_with(main)

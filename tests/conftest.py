@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, settings
 from provision import has_pair, pair_folder
 from workshop import cache_folder
 
+from tests.programs import Models, make_models
+
 # A busy machine must not make a slow example look like a wrong one. Under CI every run tries the same examples.
 settings.register_profile(
     "pipesd", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True,
@@ -21,6 +23,10 @@ settings.load_profile("pipesd")
 # What tuning learns in tests, of programs too, must not reach the user's own runs.
 _state = tempfile.TemporaryDirectory(prefix="pipesd-state-")
 os.environ["XDG_STATE_HOME"] = _state.name
+
+# Without a CUDA device kernels run under Triton's interpreter, which must be known before triton is imported at all.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +43,9 @@ def demo_pair() -> tuple[Path, Path]:
             pytest.fail(reason)
         pytest.skip(reason)
     return folder / "draft.gguf", folder / "target.gguf"
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Tiny models, for the programs to be run with."""
+    return make_models(tmp_path_factory.mktemp("models"))

@@ -14,8 +14,7 @@ from pipesd.protocol.cloud_session import CloudSession, Work
 from pipesd.protocol.edge_machine import EdgeMachine
 from pipesd.protocol.messages import Draft, Message, Open, Opened, Verdict
 from tests import test_redraws as schedules
-from tests.test_broken_rules import MOST_SEEDS, NOTICED, install
-from tests.wander import MOST_DEADLINES, complete, random_world, undisturbed
+from tests.test_broken_rules import notice_by_chance, notice_in
 from tests.wander import small_bounds as small_bounds
 
 
@@ -294,14 +293,7 @@ CHANCE: list[tuple[type[EdgeMachine] | type[CloudMachine], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("broken", "fixed"), CHANCE, ids=lambda x: x.__name__ if isinstance(x, type) else "")
 def test_chance_finds_the_broken_rule(broken: type, fixed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    install(broken, monkeypatch)
-    for seed in range(MOST_SEEDS):
-        try:
-            complete(random_world(seed, faults=True, tests=True, **fixed), MOST_DEADLINES)
-            undisturbed(random_world(seed, faults=False, tests=True, **fixed))
-        except NOTICED:
-            return
-    pytest.fail(f"{broken.__name__} was not noticed in {MOST_SEEDS} worlds")
+    notice_by_chance(broken, monkeypatch, tests=True, **fixed)
 
 
 SCHEDULES: list[tuple[type[EdgeMachine] | type[CloudMachine], Callable[[], None]]] = [
@@ -332,7 +324,4 @@ SCHEDULES: list[tuple[type[EdgeMachine] | type[CloudMachine], Callable[[], None]
 def test_the_schedule_shows_the_broken_rule(
     broken: type, schedule: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schedule()
-    install(broken, monkeypatch)
-    with pytest.raises(NOTICED):
-        schedule()
+    notice_in(schedule, broken, monkeypatch)

@@ -235,14 +235,7 @@ CHANCE: list[tuple[type[EdgeMachine] | type[CloudMachine], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("broken", "fixed"), CHANCE, ids=lambda x: x.__name__ if isinstance(x, type) else "")
 def test_chance_finds_the_broken_rule(broken: type, fixed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    install(broken, monkeypatch)
-    for seed in range(MOST_SEEDS):
-        try:
-            complete(random_world(seed, faults=True, **fixed), MOST_DEADLINES)
-            undisturbed(random_world(seed, faults=False, **fixed))
-        except NOTICED:
-            return
-    pytest.fail(f"{broken.__name__} was not noticed in {MOST_SEEDS} worlds")
+    notice_by_chance(broken, monkeypatch, **fixed)
 
 
 SCHEDULES: list[tuple[type[EdgeMachine] | type[CloudMachine], Callable[[], None]]] = [
@@ -270,6 +263,23 @@ SCHEDULES: list[tuple[type[EdgeMachine] | type[CloudMachine], Callable[[], None]
 def test_the_schedule_shows_the_broken_rule(
     broken: type, schedule: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    notice_in(schedule, broken, monkeypatch)
+
+
+def notice_by_chance(broken: type, monkeypatch: pytest.MonkeyPatch, **fixed: Any) -> None:
+    """Some random world with these features must show the broken rule."""
+    install(broken, monkeypatch)
+    for seed in range(MOST_SEEDS):
+        try:
+            complete(random_world(seed, faults=True, **fixed), MOST_DEADLINES)
+            undisturbed(random_world(seed, faults=False, **fixed))
+        except NOTICED:
+            return
+    pytest.fail(f"{broken.__name__} was not noticed in {MOST_SEEDS} worlds")
+
+
+def notice_in(schedule: Callable[[], None], broken: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedule must show the broken rule, and nothing where the rule holds."""
     schedule()
     install(broken, monkeypatch)
     with pytest.raises(NOTICED):

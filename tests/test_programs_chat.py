@@ -17,15 +17,10 @@ import pytest
 from pipesd.sim.check import check_file
 from pipesd.sim.texts import KeyedText
 from tests.clouds import Serving, serving, wait_until
-from tests.programs import ENDS_S, Models, Program, edge, make_models
+from tests.programs import ENDS_S, Models, Program, edge
 
 LAW = KeyedText(5)
 SLOW_S = 0.02  # of a pass: an answer of 400 tokens takes seconds
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return make_models(tmp_path_factory.mktemp("models"))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipesd.address import split_address
-from tests.programs import Models, Program, Ran, bad_files, cloud, edge, make_models
+from tests.programs import Models, Program, Ran, bad_files, cloud, edge
 from tests.scripted_cloud import BEFORE
 from tests.test_programs import one_object
 from tests.test_programs_signals import address_of
@@ -21,9 +21,9 @@ ANY = "tcp://127.0.0.1:0"
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+def models(models: Models) -> Models:
     pytest.importorskip("torch")
-    return make_models(tmp_path_factory.mktemp("models"))
+    return models
 
 
 @pytest.fixture(scope="module")

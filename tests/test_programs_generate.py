@@ -12,15 +12,10 @@ import pytest
 from pipesd.sim.check import check_file
 from pipesd.sim.texts import KeyedText
 from tests.clouds import NOWHERE, CloudProcess, Serving, serving, wait_until
-from tests.programs import Models, Program, Ran, bad_files, edge, make_models
+from tests.programs import Models, Program, Ran, bad_files, edge
 from tests.test_programs import one_object
 
 PROMPT = "zanzibar xylophone"
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return make_models(tmp_path_factory.mktemp("models"))
 
 
 def law(models: Models) -> KeyedText:

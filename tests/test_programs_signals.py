@@ -19,7 +19,7 @@ from pipesd.edge.session import EdgeSession
 from pipesd.errors import Unreachable
 from pipesd.transport import Context, front_socket
 from tests.clouds import NOWHERE, InThread, serving, wait_until
-from tests.programs import ENDS_S, Models, Program, Ran, make_models
+from tests.programs import ENDS_S, Models, Program, Ran
 from tests.scripted_cloud import BEFORE, LAW
 from tests.test_programs import one_object
 
@@ -27,11 +27,6 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM]
 EXIT = {signal.SIGINT: 130, signal.SIGTERM: 0, signal.SIGHUP: 0}  # of the cloud
 BUSY = "import hashlib; busy = lambda *a, **b: hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9); "  # no step of Python
 SLOW_S = 0.02  # of a pass
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return make_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(params=SIGNALS, ids=lambda number: number.name)

@@ -10,16 +10,11 @@ import pytest
 from pipesd.sim.check import check_file
 from pipesd.sim.distributions import KeyedDistribution
 from tests.clouds import NOWHERE, Serving, serving
-from tests.programs import Models, edge, make_models
+from tests.programs import Models, edge
 from tests.test_programs import one_object
 from tests.test_programs_generate import notes
 
 PROMPT = "zanzibar xylophone"
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return make_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,10 @@ import pytest
 
 from pipesd.sim.texts import KeyedText
 from tests.clouds import NOWHERE, Serving, serving
-from tests.programs import Models, edge, make_models
+from tests.programs import Models, edge
 from tests.test_programs import one_object
 
 QUICK = ["--samples", "3", "--tokens", "10"]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return make_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
