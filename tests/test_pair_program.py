@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
-import json
-import logging
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,54 +15,20 @@ pytest.importorskip("gguf", reason="the gguf package is not installed")
 from pipesd.cloud.admission import Identity
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.edge import pair_sample
-from pipesd.edge.cli import main
 from pipesd.edge.pair_models import ModelFacts, read_gguf
-from pipesd.edge.pair_report import NAMES, compare, describe, differs
+from pipesd.edge.pair_report import compare, describe, differs
 from pipesd.sim.texts import KeyedText
 from tests.clouds import NOWHERE, Serving, serving
-from tests.programs import Program, Ran, bad_files, edge
-from tests.tiny import write_tiny
+from tests.pairs import Make, maker, pair, report
+from tests.programs import Program, bad_files, edge
 from tests.tiny_mamba import write_tiny_mamba
 
-Make = Callable[..., Path]
 QUICK = ["--tokens", "12", "--prompt", "def f(x):"]
 
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """Writes a tiny model once."""
-    folder = tmp_path_factory.mktemp("tiny")
-    made: dict[str, Path] = {}
-
-    def write(**changes: Any) -> Path:
-        key = repr(sorted(changes.items()))
-        if key not in made:
-            made[key] = write_tiny(folder / f"{len(made)}.gguf", **changes)
-        return made[key]
-
-    return write
-
-
-def pair(draft: Path, target: Path, *more: object) -> Ran:
-    """The command in this process, which saves its start."""
-    said = [io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2)]
-    log = logging.getLogger("pipesd")
-    before = log.handlers, log.level
-    try:
-        with contextlib.redirect_stdout(said[0]), contextlib.redirect_stderr(said[1]):
-            code = main(["pair", "--draft", str(draft), "--target", str(target), *map(str, more)])
-    finally:
-        log.handlers, log.level = before
-    out, err = (stream.buffer.getvalue().decode() for stream in said)  # type: ignore[attr-defined]
-    return Ran(code, out, err, 0.0)
-
-
-def report(ran: Ran) -> dict[str, Any]:
-    """The only thing on stdout."""
-    assert ran.out.count("\n") == 1 and ran.out.endswith("\n")
-    found: dict[str, Any] = json.loads(ran.out)
-    assert list(found) == NAMES
-    return found
+    return maker(tmp_path_factory.mktemp("tiny"))
 
 
 # ---- verdicts
@@ -115,13 +76,20 @@ def test_each_remark(make: Make) -> None:
     """What fits all the same, said one by one."""
     draft = make(context=256, eos_id=300, add_bos=True, bos_id=256, dtype="q8_0")
     found = report(pair(draft, make(seed=5), *QUICK, "--json", "--quiet"))
-    assert found["fits"] is True and found["verdict"] == "fits, with 4 remarks"
-    for told in ("also ends at", "prompts get a start token", "context ends at 256", "few drafts are accepted"):
+    assert found["fits"] is True and found["verdict"] == "fits, with 3 remarks"
+    for told in ("prompts get a start token", "context ends at 256", "few drafts are accepted"):
         assert sum(told in remark for remark in found["remarks"]) == 1, told
     assert (found["same_end_ids"], found["same_start_token"], found["context"]) == (False, False, 512)
     found = report(pair(make(), make(add_bos=True, architecture="llama", name="other"), *QUICK, "--json", "--quiet"))
     assert any("prompts lack the start token" in remark for remark in found["remarks"])
     assert any("not much smaller" in remark for remark in found["remarks"])
+
+
+def test_end_tokens_of_either_side_are_shown(make: Make) -> None:
+    shown = describe(compare(read_gguf(make(eos_id=300)), read_gguf(make())), ascii_only=False)
+    assert (
+        "end tokens     the same: <|endoftext|> (256), <|im_end|> (258); also  p (300), by the draft's files\n" in shown
+    )
 
 
 def test_templates(make: Make, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipesd.config import EdgeConfig, check, option
@@ -41,6 +42,7 @@ class PairConfig:
 def show_pair(config: PairConfig, prompts: Sequence[str], *, as_json: bool, interrupts: Interrupts) -> int:
     """Compare, measure and print; returns the exit code: 0 if the models fit. With `as_json` exactly one object is
     printed, on failure too. Raises KeyboardInterrupt."""
+    from pipesd.edge.pair_folder import read_folder
     from pipesd.edge.pair_models import read_gguf
     from pipesd.edge.pair_report import as_json as as_object
     from pipesd.edge.pair_report import compare, describe
@@ -51,7 +53,8 @@ def show_pair(config: PairConfig, prompts: Sequence[str], *, as_json: bool, inte
         for name in ("draft", "target"):
             if not getattr(config, name):
                 raise UsageError(f"no {name} model: give --{name} {'FILE.gguf' if name == 'draft' else 'PATH'}")
-        draft, target = read_gguf(config.draft), read_gguf(config.target)
+        draft = read_gguf(config.draft)
+        target = read_folder(folder) if (folder := _folder(config.target)) else read_gguf(config.target)
         report = compare(draft, target)
         if report.fits:
             sample = _sample(config, draft, target, prompts, interrupts)
@@ -73,6 +76,16 @@ def show_pair(config: PairConfig, prompts: Sequence[str], *, as_json: bool, inte
         return complain(failure)
     assert report is not None
     return 0 if report.fits else Refused.exit_code
+
+
+def _folder(path: str) -> Path | None:
+    """The folder at `path`; None for anything but a Hugging Face folder, of which the reader of GGUF files has more to
+    say."""
+    try:
+        resolved = Path(path).expanduser().resolve()
+        return resolved if (resolved / "config.json").is_file() else None
+    except (OSError, RuntimeError, ValueError):  # a loop of links, no home folder, a NUL in the name
+        return None
 
 
 def _sample(

@@ -22,7 +22,7 @@ class ModelFacts:
 
     `file_bytes`: of all its files, `weight_bytes`: of the weights in them. `read_parameters`: weights that computing
     one token reads, the table of embeddings left out unless it serves as output layer too. `gguf`: whether llama.cpp
-    could load it.
+    could load it. `missing`: a file of weights that is not there, by name; the counts of weights are then 0.
     """
 
     path: Path
@@ -39,6 +39,7 @@ class ModelFacts:
     file_bytes: int
     weight_bytes: int
     gguf: bool
+    missing: str = ""
 
     @property
     def read_bytes(self) -> int:

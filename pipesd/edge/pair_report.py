@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -60,9 +60,12 @@ def differs(draft: Vocabulary, target: Vocabulary) -> tuple[int, bytes, bytes] |
     return found
 
 
-def ratios(draft: ModelFacts, target: ModelFacts) -> tuple[float, float]:
-    """Bytes of weights for a draft token over those for a token of the target, held in float32 and in 16 bits."""
-    weights = max(1, target.read_parameters)
+def ratios(draft: ModelFacts, target: ModelFacts) -> tuple[float, float] | None:
+    """Bytes of weights for a draft token over those for a token of the target, held in float32 and in 16 bits; None
+    where the target's weights are not there to be counted."""
+    weights = target.read_parameters
+    if not weights:
+        return None
     return draft.read_bytes / (4 * weights), draft.read_bytes / (2 * weights)
 
 
@@ -72,10 +75,6 @@ def _remarks(draft: ModelFacts, target: ModelFacts, sample: Sample | None) -> It
             f"the cloud does not compute {target.architecture} by itself: serve its Hugging Face folder with "
             "--backend transformers"
         )
-    if extra := sorted(draft.end_ids - target.end_ids):
-        yield f"a text also ends at {_texts(draft, extra)}, by the draft's file"
-    if extra := sorted(target.end_ids - draft.end_ids):
-        yield f"a text also ends at {_texts(target, extra)}, by the target's files"
     if target.add_bos and not (draft.add_bos and draft.bos_id == target.bos_id):
         yield (
             "prompts lack the start token that the target's files want in front: the edge goes by the draft's file; "
@@ -89,14 +88,16 @@ def _remarks(draft: ModelFacts, target: ModelFacts, sample: Sample | None) -> It
         yield "the chat templates differ: the edge uses the draft's"
     if target.context and 0 < draft.context < min(target.context, MOST_DRAFT_CONTEXT):
         yield f"the draft model's context ends at {draft.context}: behind it the target goes on alone"
-    if ratios(draft, target)[0] > MUCH:
+    if target.missing:
+        yield f"weights of the target are missing: {target.missing}; download them before it is served"
+    if (shares := ratios(draft, target)) and shares[0] > MUCH:
         yield "the draft model is not much smaller than the target: take a smaller one, or a smaller quantisation"
     if sample is not None and sample.greedy < FEW:
         yield "few drafts are accepted: strategy auto will mostly leave the target alone"
 
 
-def _texts(model: ModelFacts, ids: Sequence[int]) -> str:
-    shown = [f"{_piece(model, token)} ({token})" for token in ids[:4]]
+def _texts(model: ModelFacts, ids: Collection[int]) -> str:
+    shown = [f"{_piece(model, token)} ({token})" for token in sorted(ids)[:4]]
     return ", ".join([*shown, "…"] if len(ids) > 4 else shown)
 
 
@@ -134,7 +135,7 @@ def describe(report: PairReport, *, ascii_only: bool) -> str:
 
 def _model(model: ModelFacts) -> str:
     context = f"context {model.context}" if model.context else "context unknown"
-    size = f"{_count(model.parameters)} parameters, {_size(model.file_bytes)}"
+    size = f"{_count(model.parameters)} parameters, {_size(model.file_bytes)}" if model.parameters else "size unknown"
     return f"{plain(model.name)}: {plain(model.architecture)}, {size}, {context} ({plain(str(model.path))})"
 
 
@@ -147,8 +148,12 @@ def _vocabulary(report: PairReport) -> str:
 
 
 def _ends(report: PairReport) -> str:
-    same = report.draft.end_ids == report.target.end_ids
-    return f"{'the same' if same else 'differ'}: {_texts(report.target, sorted(report.target.end_ids)) or 'none'}"
+    draft, target = report.draft, report.target
+    lists = [f"the same: {_texts(target, draft.end_ids & target.end_ids) or 'none'}"]
+    for whose, model, other in (("draft", draft, target), ("target", target, draft)):
+        if more := model.end_ids - other.end_ids:
+            lists.append(f"also {_texts(model, more)}, by the {whose}'s files")
+    return "; ".join(lists)
 
 
 def _starts(report: PairReport) -> str:
@@ -179,7 +184,10 @@ def _contexts(report: PairReport) -> str:
 
 def _costs(report: PairReport) -> str:
     weights = report.target.read_parameters
-    exact, half = ratios(report.draft, report.target)
+    shares = ratios(report.draft, report.target)
+    if shares is None:
+        return f"a draft token reads {_size(report.draft.read_bytes)} of weights; the target's are missing"
+    exact, half = shares
     return (
         f"a draft token reads {_size(report.draft.read_bytes)} of weights, a token of the target "
         f"{_size(4 * weights)} in float32 and {_size(2 * weights)} in 16 bits: a share of {exact:.2g} and {half:.2g}"
@@ -222,7 +230,7 @@ def as_json(report: PairReport | None, error: str | None = None) -> dict[str, An
     if report is None:
         return values
     draft, target = report.draft, report.target
-    exact, half = ratios(draft, target)
+    exact, half = ratios(draft, target) or (None, None)
     values.update(
         fits=report.fits,
         verdict=report.verdict,
@@ -234,8 +242,8 @@ def as_json(report: PairReport | None, error: str | None = None) -> dict[str, An
         same_template=draft.template == target.template,
         draft_context=min(filter(None, (draft.context, target.context, MOST_DRAFT_CONTEXT))),
         context=target.context or None,
-        cost_ratio_float32=round(exact, 4),
-        cost_ratio_16_bits=round(half, 4),
+        cost_ratio_float32=exact and round(exact, 4),
+        cost_ratio_16_bits=half and round(half, 4),
         acceptance=None if report.sample is None else _rounded(report.sample),
         not_measured=report.unmeasured or None,
     )
@@ -258,9 +266,9 @@ def _facts(model: ModelFacts) -> dict[str, Any]:
         "start_added": model.add_bos,
         "template": model.template is not None,
         "context": model.context or None,
-        "parameters": model.parameters,
-        "bytes": model.file_bytes,
-        "bytes_a_token": model.read_bytes,
+        "parameters": model.parameters or None,
+        "bytes": model.file_bytes or None,
+        "bytes_a_token": model.read_bytes or None,
     }
 
 

@@ -1,0 +1,128 @@
+"""`pipesd-edge pair` with a Hugging Face folder as the target: read as the cloud reads it, whole or not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+pytest.importorskip("gguf", reason="the gguf package is not installed")
+
+from pipesd.edge.pair_folder import read_folder
+from pipesd.edge.pair_report import OWN_DECODER
+from tests.pairs import Make, maker, pair, report
+from tests.programs import edge
+from tests.tiny_hf import write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    return maker(tmp_path_factory.mktemp("tiny"))
+
+
+def write_folder(folder: Path, *, files: int = 1, n_real: int | None = None, **config: Any) -> Path:
+    """A Hugging Face folder with the vocabulary of the tiny models, and some weights."""
+    write_tokenizer(folder, 512, n_real)
+    settings = {"model_type": "llama", "vocab_size": 512, "max_position_embeddings": 512, "eos_token_id": [256, 258]}
+    (folder / "config.json").write_text(json.dumps(settings | config))
+    names = ["model.safetensors"] if files == 1 else [f"model-{i}.safetensors" for i in range(files)]
+    where = {}
+    for i, tensor in enumerate(["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"]):
+        where[tensor] = names[i % files]
+    for name in names:
+        tensors = [tensor for tensor in where if where[tensor] == name]
+        table = {
+            tensor: {"dtype": "BF16", "shape": [512, 64], "data_offsets": [i * 65536, (i + 1) * 65536]}
+            for i, tensor in enumerate(tensors)
+        }
+        header = json.dumps({"__metadata__": {}, **table}).encode()
+        (folder / name).write_bytes(len(header).to_bytes(8, "little") + header + bytes(65536 * len(tensors)))
+    if files > 1:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    return folder
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_a_folder_as_the_target(make: Make, tmp_path: Path, files: int) -> None:
+    folder = write_folder(tmp_path / "Tiny-1B", files=files)
+    ran = edge("pair", "--draft", make(), "--target", folder) if files == 1 else pair(make(), folder)
+    assert ran.code == 0 and "target         Tiny-1B: llama, 98304 parameters" in ran.out
+    assert "not measured: start pipesd-cloud with the target and give --cloud ADDRESS" in ran.out
+    found = report(pair(make(), folder, "--json", "--quiet"))
+    assert (found["same_template"], found["same_start_token"], found["same_end_ids"]) == (True, True, True)
+    assert (found["target"]["parameters"], found["target"]["bytes"]) == (98304, 3 * 65536)
+    assert found["not_measured"] and found["error"] is None and found["cost_ratio_16_bits"] > 1
+    assert pair(make(swap=(300, 301)), folder).code == 4
+
+
+def test_a_folder_whose_weights_are_still_to_come(make: Make, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "half", files=3)
+    (folder / "model-1.safetensors").unlink()
+    found = report(pair(make(), folder, "--json", "--quiet"))
+    assert found["fits"] is True and found["cost_ratio_float32"] is None and found["target"]["bytes"] is None
+    assert any("are missing: model-1.safetensors (1 of 3 files)" in remark for remark in found["remarks"])
+    assert "the target's are missing" in pair(make(), folder).out
+
+
+def test_a_folder_padded_to_another_width(make: Make, tmp_path: Path) -> None:
+    assert pair(make(n_vocab=544, n_real=500), write_folder(tmp_path / "wide", n_real=500)).code == 0
+
+
+def test_a_folder_is_read_as_the_cloud_reads_it(tmp_path: Path) -> None:
+    """Name, vocabulary, end ids and context, for each place where they may stand."""
+    pytest.importorskip("torch")
+    from pipesd.cloud.hf_config import read_shape
+    from pipesd.cloud.hf_folder import open_folder
+
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 128}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    places: list[dict[str, Any]] = [
+        {}, {"eos_token_id": None}, {"rope_scaling": yarn}, {"rope_parameters": yarn},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, {"model_type": "qwen2"},
+    ]  # fmt: skip
+    for i, config in enumerate(places):
+        folder = write_folder(tmp_path / f"models--a--Some-{i}B" / "snapshots" / "abc", **sizes, **config)
+        if i == 0:
+            (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 257}))
+        facts, opened = read_folder(folder), open_folder(folder)
+        shape = read_shape(folder / "config.json", opened.config)
+        assert (facts.name, facts.vocabulary, facts.end_ids, facts.template, facts.context, facts.architecture) == (
+            opened.name, opened.vocabulary, frozenset(opened.end_ids), opened.template, shape.context, shape.family
+        )  # fmt: skip
+        assert facts.name == f"Some-{i}B"
+    assert read_folder(write_folder(tmp_path / "yarn", rope_scaling=yarn)).context == 2048
+
+
+def test_the_clouds_own_decoder_is_known_here() -> None:
+    from pipesd.cloud import hf_config
+
+    assert set(OWN_DECODER) == set(hf_config._FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("config.json", b"{", "config.json: not JSON, or cut short"),
+        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("tokenizer.json", b"\0" * 64, "nothing but zeros"),
+        ("model.safetensors", b"<!DOCTYPE html>", "is a web page (the download failed)"),
+        ("model.safetensors", b"\x80\x02}q\x00.", "is a pickled PyTorch checkpoint"),
+        ("model.safetensors", b"\x20" + bytes(7) + b'{"a": 1}', "its header is damaged or cut short"),
+        ("model.safetensors", 70000, "cut short"),
+    ],
+)
+def test_folders_that_are_damaged_are_one_line(
+    make: Make, tmp_path: Path, file: str, content: bytes | int | None, said: str
+) -> None:
+    folder = write_folder(tmp_path / "bad")
+    if content is None:
+        (folder / file).unlink()
+    else:
+        whole = (folder / file).read_bytes()
+        (folder / file).write_bytes(whole[:content] if isinstance(content, int) else content)
+    ran = pair(make(), folder, "--json", "--quiet")
+    assert ran.code == 2 and said in ran.complaint and str(folder) in ran.complaint
+    assert report(ran)["error"]
