@@ -15,9 +15,12 @@ from torch import Tensor
 from pipesd.cloud import huge_pages
 from pipesd.cloud.checkpoint import Checkpoint, open_checkpoint
 from pipesd.cloud.kv_cache import BUCKET, KVCache
+from pipesd.cloud.memory import Free, check_fits, free_on_host, need_of
 from pipesd.cloud.model import Decoder, Linear, PackedLinear, PlainLinear, TiledLinear, packing_works
 from pipesd.cloud.pass_batches import torch_threads
 from pipesd.cloud.placing import DTYPES, checked_number, chosen_device, chosen_dtype
+from pipesd.cloud.progress import bytes_text
+from pipesd.cloud.shape import ModelShape
 from pipesd.cloud.target import TorchTarget
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.errors import UsageError
@@ -35,15 +38,17 @@ def load_target(
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     *,
-    exact: bool = True,
+    exact: bool | None = None,
     say: Callable[[str], None] = _log.warning,
 ) -> TorchTarget:
-    """Loads the GGUF file at `path` as a target with `slots` sessions of up to `context` positions (None: the model's).
+    """Loads the GGUF file or Hugging Face folder at `path` as a target with `slots` sessions of up to `context`
+    positions (None: the model's).
 
     `device`: auto (CUDA if there is any), cpu, cuda or cuda:N. `dtype`: auto (float32 on the CPU, the file's on CUDA),
     float32, bfloat16 or float16. `threads`: torch threads of a pass, None: 1. `progress(done_bytes, all_bytes)` is
-    called per tensor. `exact`: row-invariant where that is promised (see above); without it single tokens and long
-    drafts are somewhat faster. `say` takes warnings. UsageError for what cannot be served.
+    called per tensor. `exact`: row-invariant where that is promised (`target`); without it single tokens and long
+    drafts are somewhat faster. `say` takes warnings. UsageError for what cannot be served, and, before any weight is
+    read, for what would not fit.
     """
     checkpoint = open_checkpoint(path)
     place = chosen_device(device)
@@ -55,9 +60,12 @@ def load_target(
         raise UsageError(
             f"{checkpoint.path}: was trained for {trained} positions, more than fits; ask for fewer with --context"
         )
-    context = checked_number("context", trained if context is None else context, 2, trained)
+    context = checked_number("context", trained if context is None else context, 2, most_context(checkpoint.shape))
     checkpoint = replace(checkpoint, shape=replace(checkpoint.shape, context=context))
-    exact = exact and place.type == "cpu" and threads == 1
+    exact = exact is not False and place.type == "cpu" and threads == 1
+    _check_memory(checkpoint, place, DTYPES[precision], slots)
+    files = "1 file" if checkpoint.files == 1 else f"{checkpoint.files} files"
+    _log.info("loading %s: %s from %s", checkpoint.path, bytes_text(checkpoint.size_bytes), files)
     with torch.inference_mode(), torch_threads(threads):
         decoder = _load(checkpoint, place, DTYPES[precision], exact, progress, say)
         cache = KVCache(checkpoint.shape.cache(context), slots, device=place, dtype=DTYPES[precision], exact=exact)
@@ -78,6 +86,24 @@ def load_target(
             "the output may leave the target's own at near ties"
         )
     return target
+
+
+def most_context(shape: ModelShape) -> int:
+    """The longest context that may be asked for: dynamic scaling goes beyond what a model does unasked."""
+    return int(shape.context * shape.rope.factor) if shape.rope.kind == "dynamic" else shape.context
+
+
+def _check_memory(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, slots: int) -> None:
+    need = need_of(checkpoint.shape, dtype.itemsize, slots, packed=device.type == "cpu")
+    smaller = "use --dtype bfloat16, " if dtype == torch.float32 else "use "
+    advice = f"{smaller}fewer --workers (each loads its own copy), a smaller --context or another machine"
+    name = str(checkpoint.path)
+    if device.type == "cpu":
+        check_fits(name, need.loading, need.cache, free_on_host(), advice)
+    else:
+        free = Free(torch.cuda.mem_get_info(device)[0], str(device))
+        check_fits(name, need.on_device, need.cache, [free], advice)
+        check_fits(name, need.staging, 0, free_on_host(), advice)
 
 
 def rows_agree(decoder: Decoder, threads: int = 1) -> bool:
@@ -137,7 +163,7 @@ def _load(
                 f"oneDNN's packed linear layers do not work here (torch {torch.__version__}, "
                 f"{str(dtype).removeprefix('torch.')}); passes are slower, not less exact"
             )
-    divisors = checkpoint.weight("rope_freqs.weight")
+    divisors = weight("rope_freqs.weight") if "rope_freqs.weight" in checkpoint.tensors else None
     decoder = Decoder(shape, weight, linear, device=device, dtype=dtype, rope_divisors=divisors)
     if device.type == "cpu":
         huge_pages.gather(matrix.memory for matrix in decoder.matrices())
