@@ -6,22 +6,17 @@ import os
 import re
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 
 import llama_wheel
 import pytest
-import run_demo
 import run_tests
 import workshop
-from environment import Environment
-from provision import Provision
 from workshop import ROOT, Failure
 
 SCRIPTS = [*sorted((ROOT / "tools").iterdir()), ROOT / ".ci" / "run"]
@@ -66,24 +61,6 @@ def test_help_works_from_anywhere(tool: str, tmp_path: Path) -> None:
     assert done.returncode == 0
     assert f"tools/{tool}" in done.stdout
     assert str(tmp_path / "cache") in re.sub(r"\s+", " ", done.stdout)
-    assert not (tmp_path / "cache").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (("--nonsense",), "--nonsense"),
-        (("--max-tokens", "0"), "'0'"),
-        (("--max-tokens", "-3"), "--max-tokens"),
-        (("--max-tokens", "many"), "'many'"),
-        (("--max-tokens",), "--max-tokens"),
-        (("text",), "text"),
-    ],
-)
-def test_the_demo_refuses_what_it_does_not_know(words: tuple[str, ...], named: str, tmp_path: Path) -> None:
-    line = one_line(call(ROOT / "tools" / "demo", *words, PIPESD_CACHE=str(tmp_path / "cache")))
-    assert named in line
-    assert "--help" in line
     assert not (tmp_path / "cache").exists()
 
 
@@ -254,71 +231,6 @@ def test_pip_settings_reach_pip_and_python_ones_do_not(monkeypatch: pytest.Monke
     assert variables["MORE"] == "x"
     assert variables["PYTHONPATH"] == str(ROOT)
     assert "PYTHONHOME" not in variables
-
-
-# the demo
-
-
-def cloud_that(script: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["/bin/sh", "-c", script], stdout=subprocess.PIPE)
-
-
-def test_the_address_is_read_from_the_ready_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = tmp_path / "log"
-    log.write_text("loading\nno such model\n")
-    with cloud_that("echo a note; echo ready at tcp://127.0.0.1:4242; exec sleep 5") as process:
-        assert run_demo.ready_address(process, log) == "tcp://127.0.0.1:4242"
-        process.kill()
-    with cloud_that("exit 2") as process, pytest.raises(Failure, match=r"ended with code 2: no such model"):
-        run_demo.ready_address(process, log)
-    monkeypatch.setattr(run_demo, "START_LIMIT_S", 0.5)
-    with cloud_that("exec sleep 20") as process:
-        with pytest.raises(Failure, match="not ready after"):
-            run_demo.ready_address(process, log)
-        process.kill()
-
-
-def answer(ids: list[int], passes: int) -> dict[str, object]:
-    stats = {"tokens": len(ids), "tpt_ms": 10.0, "target_passes": passes, "verified": 4, "accepted": 3}
-    stats |= {"bytes_up": 30, "bytes_down": 60}
-    return {"text": "".join(map(str, ids)), "token_ids": ids, "stats": stats}
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_the_demo_compares_tokens_and_costs(
-    same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def pretend(_: Provision, _address: str, prompt: str, strategy: str, max_tokens: int) -> dict[str, object]:
-        assert max_tokens == 3
-        different = not same and (prompt, strategy) == ("b", "cloud")
-        return answer([1, 2, 9] if different else [1, 2, 3], passes=1 if strategy == "pipesd" else 3)
-
-    monkeypatch.setattr(run_demo, "cloud", lambda _: nullcontext("tcp://127.0.0.1:1"))
-    monkeypatch.setattr(run_demo, "answer", pretend)
-    here = Provision(tmp_path, Environment(tmp_path), tmp_path)
-    assert run_demo.demonstrate(here, ["a", "b"], 3) == (0 if same else 1)
-    said = capsys.readouterr().out
-    assert ("same tokens" in said) == same
-    assert ("THE TOKENS DIFFER" in said) != same
-    rows = {line[:31].strip(): line[31:].split() for line in said.splitlines()}
-    assert rows["output tokens"] == ["6", "6"]
-    assert rows["target passes per output token"] == ["0.33", "1.00"]
-    assert rows["draft tokens accepted"] == ["75%", "75%"]
-    assert rows["bytes up per output token"] == ["10.0", "10.0"]
-
-
-@pytest.mark.model
-def test_the_demo_runs(demo_pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    here = Environment(Path(sys.prefix))
-    (tmp_path / "logs").mkdir()
-    code = run_demo.demonstrate(Provision(tmp_path, here, demo_pair[0].parent), ["What is two and two?"], 12)
-    said = capsys.readouterr()
-    assert code == 0, said
-    assert "Both ways gave the same tokens." in said.out
-    address = re.search(r"tcp://127\.0\.0\.1:(\d+)", said.err)
-    assert address
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", int(address[1])), timeout=5)
 
 
 # the tests

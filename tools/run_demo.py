@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import selectors
 import shutil
@@ -40,15 +41,19 @@ PROMPTS = (
     "Write a Python function that returns the greatest common divisor of two numbers.",
     "A train goes 60 km in 40 minutes. How far does it go in 2 hours?",
 )
-START_LIMIT_S = 180.0  # for the cloud to load the model
-ANSWER_LIMIT_S = 600.0  # for one answer
+START_LIMIT_S = 180.0  # for the cloud to load a small model
+ANSWER_LIMIT_S = 600.0  # for one answer of a small model
+LOADED_BYTES_PER_S = 20e6  # by a slow disk, and while the weights are arranged
+READ_BYTES_PER_S = 0.5e9  # of weights, for each token, by a slow machine
+BIG_BYTES = 2e9  # of a target that is no longer quick without a GPU
+STILL_LOADING_S = 20.0  # between two words on it
 
 DESCRIPTION = f"""\
 Makes an environment, builds the model pair, starts pipesd-cloud with the target model and lets pipesd-edge, with the
 draft model, answer two prompts: once with drafts that the cloud verifies (pipesd) and once by the cloud alone (cloud).
 Prints the answers and what each way cost, and whether both gave the same tokens. Says what it will fetch and build
 before it does; a second run fetches nothing. Everything made is kept in {cache_folder()} (PIPESD_CACHE chooses another
-folder).
+folder). --target and --draft, together, take a pair of your own instead.
 """
 
 
@@ -57,14 +62,20 @@ def main() -> int:
     parser = Parser(TOOL, DESCRIPTION)
     parser.add_argument("--max-tokens", type=positive, default=64, metavar="N", help="of each answer (default: 64)")
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="instead of the two; may be given again")
+    parser.add_argument("--target", metavar="PATH", help="your target model, a Hugging Face folder or a GGUF file")
+    parser.add_argument("--draft", metavar="FILE", help="your draft model, a GGUF file with the target's vocabulary")
     parser.add_argument("--clean", action="store_true", help="remove what the tools made in the cache folder, and end")
     options = parser.parse_args()
+    if (options.target is None) != (options.draft is None):
+        parser.error("--target and --draft go together")
     stop_on_terminate()
     try:
         if options.clean:
             return clean(cache_folder())
-        with provisioned(TOOL, ("edge", "cloud"), llama=True, pair=True) as provision:
-            return demonstrate(provision, options.prompt or PROMPTS, options.max_tokens)
+        own = None if options.target is None else own_pair(options.target, options.draft)
+        with provisioned(TOOL, ("edge", "cloud"), llama=True, pair=own is None) as provision:
+            pair = own or Pair(target=provision.pair / "target.gguf", draft=provision.pair / "draft.gguf")
+            return demonstrate(provision, pair, options.prompt or PROMPTS, options.max_tokens)
     except (Failure, OSError) as error:
         say(f"{TOOL}: {error}")
         return 2
@@ -79,17 +90,77 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def demonstrate(provision: Provision, prompts: Sequence[str], max_tokens: int) -> int:
+@dataclass(frozen=True)
+class Pair:
+    """The models of a run, by absolute paths. `chat`: whether prompts go through the draft model's chat template."""
+
+    target: Path
+    draft: Path
+    chat: bool = True
+
+    @property
+    def target_bytes(self) -> int:
+        """Size of the files with the target's weights."""
+        return sum(file.stat().st_size for file in weight_files(self.target) if file.exists())
+
+
+def own_pair(target: str, draft: str) -> Pair:
+    """The models that the user names, looked at before anything is fetched. Raises Failure for what cannot be them."""
+    paths = [Path(os.path.abspath(os.path.expanduser(path))) for path in (target, draft)]
+    for name, path in zip(("--target", "--draft"), paths, strict=True):
+        if not path.exists():
+            raise Failure(f"{name} {path}: there is no such file{' or folder' if name == '--target' else ''}")
+    if paths[0].is_dir():
+        if not (paths[0] / "config.json").is_file():
+            raise Failure(f"--target {paths[0]}: has no config.json; name a Hugging Face folder or a GGUF file")
+        if not weight_files(paths[0]):
+            raise Failure(f"--target {paths[0]}: has no *.safetensors; download the folder again with its weights")
+    for name, path in zip(("--target", "--draft"), paths, strict=True):
+        if (name, path.is_dir()) != ("--target", True) and not is_gguf(path):
+            raise Failure(f"{name} {path}: is no GGUF file; pipesd-edge needs one, see docs/models.md")
+    pair = Pair(target=paths[0], draft=paths[1], chat=has_template(paths[1]))
+    say(f"{TOOL}: target {pair.target}, {pair.target_bytes / 1e9:.2f} GB")
+    say(f"{TOOL}: draft {pair.draft}, {pair.draft.stat().st_size / 1e9:.2f} GB")
+    if pair.target_bytes > BIG_BYTES:
+        say(f"{TOOL}: without a GPU a target of that size takes minutes to load and seconds for each token, and on a")
+        say("  processor its weights take 4 bytes each in memory, whatever the file has")
+    if not pair.chat:
+        say(f"{TOOL}: the draft model has no chat template: prompts are continued as they are")
+    return pair
+
+
+def weight_files(target: Path) -> list[Path]:
+    """The files with a target's weights: those of a folder, or a GGUF file with the parts beside it."""
+    if target.is_dir():
+        return sorted(target.glob("*.safetensors"))
+    found = re.fullmatch(r"(.+)-\d{5}-of-(\d{5})\.gguf", target.name)
+    return sorted(target.parent.glob(f"{found[1]}-?????-of-{found[2]}.gguf")) if found else [target]
+
+
+def is_gguf(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+
+
+def has_template(draft: Path) -> bool:
+    """Whether a GGUF file's header, which is shorter than this, names a chat template."""
+    with draft.open("rb") as file:
+        return b"tokenizer.chat_template" in file.read(64 << 20)
+
+
+def demonstrate(provision: Provision, pair: Pair, prompts: Sequence[str], max_tokens: int) -> int:
     """Starts the cloud, has every prompt answered by every strategy, prints what came of it, stops the cloud."""
     start_s = time.monotonic()
     answers: dict[str, list[dict[str, Any]]] = {strategy: [] for strategy in STRATEGIES}
-    with cloud(provision) as address:
+    with cloud(provision, pair) as address:
         say(f"{TOOL}: pipesd-cloud is ready at {address}, after {seconds(time.monotonic() - start_s)}")
         for prompt in prompts:
             print(f"\n>>> {prompt}", flush=True)
             for strategy in STRATEGIES:
                 asked_s = time.monotonic()
-                found = answer(provision, address, prompt, strategy, max_tokens)
+                found = answer(provision, pair, address, prompt, strategy, max_tokens)
                 answers[strategy].append(found)
                 took = seconds(time.monotonic() - asked_s)
                 say(f"  {strategy}: {found['stats']['tokens']} tokens, {took} with the start of pipesd-edge")
@@ -106,20 +177,19 @@ def demonstrate(provision: Provision, prompts: Sequence[str], max_tokens: int) -
     print(verdict, flush=True)
     say(f"{TOOL}: ended after {seconds(time.monotonic() - start_s)}. To go on by hand:")
     say(f"  pipesd-edge and pipesd-cloud are in {provision.environment.folder / 'bin'}")
-    say(f"  the models are in {provision.pair}")
+    say(f"  the models are {pair.draft} and {pair.target}")
     return 0 if same else 1
 
 
 @contextmanager
-def cloud(provision: Provision) -> Iterator[str]:
+def cloud(provision: Provision, pair: Pair) -> Iterator[str]:
     """A pipesd-cloud with the target model on a free port of this machine; gives its address, stops it at the end."""
     log = provision.cache / "logs" / "demo-cloud.log"
-    model = provision.pair / "target.gguf"
     command: Command = [
         provision.environment.program("pipesd-cloud"),
         "serve",
         "--model",
-        model,
+        pair.target,
         "--bind",
         "tcp://127.0.0.1:0",
     ]
@@ -129,7 +199,7 @@ def cloud(provision: Provision) -> Iterator[str]:
             start_new_session=True,
         )  # fmt: skip
         try:
-            yield ready_address(process, log)
+            yield ready_address(process, log, START_LIMIT_S + pair.target_bytes / LOADED_BYTES_PER_S)
         finally:
             process.terminate()  # the cloud itself ends its workers
             with suppress(subprocess.TimeoutExpired):
@@ -137,37 +207,44 @@ def cloud(provision: Provision) -> Iterator[str]:
             stop(process)
 
 
-def ready_address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """The address in the line that the cloud prints when it is ready."""
+def ready_address(process: subprocess.Popen[bytes], log: Path, limit_s: float) -> str:
+    """The address in the line that the cloud prints when it is ready; what it says meanwhile is shown now and then."""
     assert process.stdout is not None
-    deadline_s = time.monotonic() + START_LIMIT_S
+    start_s = time.monotonic()
+    says_s = start_s + STILL_LOADING_S
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        while time.monotonic() < deadline_s:
-            if selector.select(timeout=1.0):
+        while (now_s := time.monotonic()) < start_s + limit_s:
+            if now_s >= says_s:
+                says_s = now_s + STILL_LOADING_S
+                say(f"  {last_line(log)} ({seconds(now_s - start_s)} so far)")
+            if selector.select(timeout=min(1.0, limit_s)):
                 line = process.stdout.readline().decode("utf-8", "replace")
                 if found := re.search(r"tcp://\S+:\d+", line):
                     return found[0]
                 if not line:
                     process.wait()
                     raise Failure(f"pipesd-cloud ended with code {process.returncode}: {last_line(log)} (log: {log})")
-    raise Failure(f"pipesd-cloud was not ready after {START_LIMIT_S:.0f} s: {last_line(log)} (log: {log})")
+    raise Failure(f"pipesd-cloud was not ready after {limit_s:.0f} s: {last_line(log)} (log: {log})")
 
 
-def answer(provision: Provision, address: str, prompt: str, strategy: str, max_tokens: int) -> dict[str, Any]:
+def answer(
+    provision: Provision, pair: Pair, address: str, prompt: str, strategy: str, max_tokens: int
+) -> dict[str, Any]:
     """What `pipesd-edge generate --json` says for one prompt."""
     command: Command = [
-        provision.environment.program("pipesd-edge"), "generate", "--draft", provision.pair / "draft.gguf",
-        "--cloud", address, "--strategy", strategy, "--tuning", "off", "--prompt", prompt, "--chat",
-        "--max-tokens", str(max_tokens), "--json",
+        provision.environment.program("pipesd-edge"), "generate", "--draft", pair.draft,
+        "--cloud", address, "--strategy", strategy, "--tuning", "off", "--prompt", prompt,
+        "--max-tokens", str(max_tokens), "--json", *(["--chat"] if pair.chat else []),
     ]  # fmt: skip
+    limit_s = ANSWER_LIMIT_S + max_tokens * pair.target_bytes / READ_BYTES_PER_S
     try:
         done = subprocess.run(
             command, env=clean_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=ANSWER_LIMIT_S, check=False,
+            timeout=limit_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise Failure(f"pipesd-edge --strategy {strategy} gave no answer in {ANSWER_LIMIT_S:.0f} s") from None
+        raise Failure(f"pipesd-edge --strategy {strategy} gave no answer in {limit_s:.0f} s") from None
     if done.returncode != 0:
         reason = done.stderr.strip().rpartition("\n")[2]
         raise Failure(f"pipesd-edge --strategy {strategy} ended with code {done.returncode}: {reason}")
