@@ -126,6 +126,8 @@ def _check_folder(path: Path) -> None:
 
 def check_tensors(path: Path, shape: ModelShape, tensors: Mapping[str, StoredTensor]) -> None:
     """UsageError for a tensor that is missing, has another size than `shape` asks for, or would not be used."""
+    if shape.layers > len(tensors):  # said before so many names are made
+        raise UsageError(f"{path}: has {len(tensors)} tensors, too few for {shape.layers} layers; download it again")
     expected = _expected(shape)
     optional = {"output.weight": (shape.width, shape.hidden), "rope_freqs.weight": (shape.head_size // 2,)}
     for name, size in (expected | {name: size for name, size in optional.items() if name in tensors}).items():
@@ -133,7 +135,7 @@ def check_tensors(path: Path, shape: ModelShape, tensors: Mapping[str, StoredTen
             raise UsageError(f"{path}: has no tensor {name}; use a complete {shape.family} model")
         if tensors[name].shape != size:
             raise UsageError(
-                f"{path}: tensor {name} is {tensors[name].shape}, {size} was wanted; convert the model anew"
+                f"{path}: tensor {name} is {str(tensors[name].shape)[:60]}, {size} was wanted; convert the model anew"
             )
     strange = next((name for name in tensors if name not in expected and name not in optional), None)
     if strange is not None:
