@@ -7,6 +7,7 @@ of it, so an edge with such a GGUF file and a cloud with the folder come to the 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from typing import Any
 
 from pipesd.core import Vocabulary
 from pipesd.errors import UsageError
-from pipesd.json_file import read_object
+from pipesd.json_file import read_object, read_small
 from pipesd.pieces import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED, byte_of_symbol, read_pieces
+from pipesd.regular_file import shown
 
 _NORMAL = 1
 _SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -49,14 +51,14 @@ class HfVocabulary:
 def read_hf_vocabulary(folder: Path, config: Mapping[str, Any]) -> HfVocabulary:
     """Reads the tokenizer of `folder`, whose config.json holds `config`. UsageError, one line, if it cannot be used."""
     path = folder / "tokenizer.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         raise _missing(folder)
     tokenizer, options = read_object(path), _options(folder)
     model = _table(path, tokenizer, "model")
     kind = _kind(path, tokenizer, model)
     ids = _model_ids(path, model)
     added = _added(path, tokenizer)
-    width = _width(config)
+    width = _width(folder, config)
     last = max([*ids.values(), *added], default=-1)
     if width is not None and last >= width:
         raise UsageError(
@@ -95,7 +97,7 @@ def model_name(folder: Path) -> str:
 def stated_end_ids(folder: Path, config: Mapping[str, Any], width: int) -> tuple[int, ...]:
     """The ids that generation_config.json, else config.json, calls ends; () if neither does."""
     path = folder / "generation_config.json"
-    places = [(path, read_object(path))] if path.exists() else []
+    places = [(path, read_object(path))] if os.path.lexists(path) else []
     places.append((folder / "config.json", dict(config)))
     for place, table in places:
         value = table.get("eos_token_id")
@@ -124,7 +126,7 @@ def _missing(folder: Path) -> UsageError:
 
 def _options(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
-    return read_object(path) if path.exists() else {}
+    return read_object(path) if os.path.lexists(path) else {}
 
 
 def _table(path: Path, values: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -134,12 +136,18 @@ def _table(path: Path, values: Mapping[str, Any], key: str) -> dict[str, Any]:
     return value
 
 
-def _width(config: Mapping[str, Any]) -> int | None:
+def _width(folder: Path, config: Mapping[str, Any]) -> int | None:
+    """How many ids the model has; None if config.json does not say."""
     inner = config.get("text_config")
     for table in (config, inner if isinstance(inner, dict) else {}):
         width = table.get("vocab_size")
         if type(width) is int and 0 < width <= _MOST_IDS:
             return width
+        if width is not None:
+            raise UsageError(
+                f"{folder / 'config.json'}: vocab_size is {shown(width)}, a whole number from 1 to {_MOST_IDS} was "
+                "wanted; correct it or download the file again"
+            )
     return None
 
 
@@ -155,7 +163,7 @@ def _kind(path: Path, tokenizer: Mapping[str, Any], model: Mapping[str, Any]) ->
             return "llama"
         named = "BPE without bytes"
     raise UsageError(
-        f"{path}: is a {str(named)[:40]} tokenizer, byte-level BPE or SentencePiece (BPE, Unigram) was wanted; "
+        f"{path}: is a {shown(named)} tokenizer, byte-level BPE or SentencePiece (BPE, Unigram) was wanted; "
         "use another model"
     )
 
@@ -184,7 +192,7 @@ def _model_ids(path: Path, model: Mapping[str, Any]) -> dict[str, int]:
         raise UsageError(f"{path}: has no vocabulary in it; {_AGAIN}")
     wrong = next((text for text, i in vocabulary.items() if not _is_id(i)), None)
     if wrong is not None:
-        raise UsageError(f"{path}: token {wrong[:40]!r} has the id {str(vocabulary[wrong])[:20]}; {_AGAIN}")
+        raise UsageError(f"{path}: token '{shown(wrong)}' has the id {shown(vocabulary[wrong])}; {_AGAIN}")
     return vocabulary
 
 
@@ -199,7 +207,7 @@ def _added(path: Path, tokenizer: Mapping[str, Any]) -> dict[int, dict[str, Any]
         raise UsageError(f"{path}: its added_tokens are damaged; {_AGAIN}")
     for entry in entries:
         if not (isinstance(entry, dict) and _is_id(entry.get("id")) and isinstance(entry.get("content"), str)):
-            raise UsageError(f"{path}: its added token {str(entry)[:60]} is damaged; {_AGAIN}")
+            raise UsageError(f"{path}: its added token {shown(entry)} is damaged; {_AGAIN}")
     return {entry["id"]: entry for entry in entries}
 
 
@@ -306,12 +314,12 @@ def _template(folder: Path, options: Mapping[str, Any]) -> str | None:
     """The default chat template, wherever the folder keeps it."""
     value = options.get("chat_template")
     jinja, older = folder / "chat_template.jinja", folder / "chat_template.json"
-    if value is None and jinja.exists():
+    if value is None and os.path.lexists(jinja):
         try:
-            value = jinja.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{jinja}: cannot be read as UTF-8 text; {_AGAIN}") from error
-    elif value is None and older.exists():
+            value = read_small(jinja).decode("utf-8")
+        except ValueError as error:
+            raise UsageError(f"{jinja}: is no UTF-8 text; {_AGAIN}") from error
+    elif value is None and os.path.lexists(older):
         value = read_object(older).get("chat_template")
     if isinstance(value, list):  # several with names
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}

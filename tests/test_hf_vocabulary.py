@@ -296,7 +296,7 @@ def refused(folder: Path, path: Path, told: str, config: dict[str, Any] | None =
     ("raw", "told"),
     [
         (b"", "empty"),
-        (b"\0" * 100, "nothing but zeros"),
+        (b"\0" * 100, "all zeros"),
         (b'{"model": {"vocab"', "not JSON, or cut short"),
         (b"\xff\xfe{}", "not JSON, or cut short"),
         (b"[" * 100_000, "not JSON, or cut short"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import struct
 import tracemalloc
@@ -189,7 +190,15 @@ def test_a_zip_is_one_line(tmp_path: Path) -> None:
 
 def test_a_missing_or_unreadable_file_is_one_line(tmp_path: Path) -> None:
     assert "cannot be read (No such file or directory)" in refused(tmp_path / "m.safetensors")
-    assert "cannot be read (Is a directory)" in refused(tmp_path)
+    assert "not a regular file" in refused(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with names")
+def test_what_would_be_read_for_ever_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    for name in ("pipe", "zeros"):
+        assert "not a regular file" in refused(tmp_path / name)
 
 
 def test_a_header_as_long_as_a_pickles_first_byte_is_no_pickle(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from pipesd.cloud.shape import ModelShape, Rope
 from pipesd.errors import UsageError
+from pipesd.regular_file import shown
 
 _ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
 _FAMILIES = {  # model_type -> what its class is called
@@ -25,7 +26,8 @@ _FAMILIES = {  # model_type -> what its class is called
 }
 _OTHER_BACKEND = "--backend transformers may serve it"
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_MOST = 1 << 31  # no size of a model reaches it
+_MOST = (1 << 31) - 1  # no size of a model reaches it
+_MOST_LAYERS = 10_000
 _GREATEST = 1e30  # nor any of its other numbers
 
 
@@ -41,18 +43,18 @@ class Settings:
         return UsageError(f"{self.path}: {what}; {todo}")
 
     def _wrong(self, key: str, wanted: str) -> UsageError:
-        found = f"is {str(self.values[key])[:40]!r}" if key in self.values else "is missing"
+        found = f"is '{shown(self.values[key])}'" if key in self.values else "is missing"
         return self.refuse(f"{self._prefix}{key} {found}, {wanted} was wanted", "correct it or download the file again")
 
-    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
+    def integer(self, key: str, default: int | None = None, least: int = 1, most: int = _MOST) -> int:
         """A whole number; `default`, if there is one, where the key is missing or null."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
         if type(value) is float and value.is_integer():
             value = int(value)
-        if type(value) is not int or not least <= value < _MOST:
-            raise self._wrong(key, f"a whole number from {least} on")
+        if type(value) is not int or not least <= value <= most:
+            raise self._wrong(key, f"a whole number from {least} to {most}")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
@@ -83,7 +85,7 @@ class Settings:
     def table(self, key: str) -> Settings | None:
         """The table under `key`; None where it is missing, null or empty."""
         value = self.values.get(key)
-        if not value and not isinstance(value, (str, bool, float, int)):
+        if value is None or value == {}:
             return None
         if not isinstance(value, dict):
             raise self._wrong(key, "a table")
@@ -105,7 +107,7 @@ def read_shape(path: Path, values: Mapping[str, Any]) -> ModelShape:
         raise config.refuse(f"{heads} heads cannot share {kv_heads} key and value heads", "download the file again")
     if head_size % 2:
         raise config.refuse(f"head_dim is {head_size}, an even number was wanted", "download the file again")
-    layers = config.integer("num_hidden_layers")
+    layers = config.integer("num_hidden_layers", most=_MOST_LAYERS)
     trained = config.integer("max_position_embeddings", least=2)
     rope = _rope(config, trained)
     return ModelShape(
@@ -132,26 +134,30 @@ def _family(config: Settings) -> str:
     family = config.text("model_type", "")
     for key in ("vision_config", "audio_config"):
         if config.values.get(key):
-            raise config.refuse(f"is a {family or 'nameless'} model with a part for images or sound", _OTHER_BACKEND)
+            raise config.refuse(
+                f"is a {shown(family) or 'nameless'} model with a part for images or sound", _OTHER_BACKEND
+            )
     if family not in _FAMILIES:
         known = ", ".join(_FAMILIES)
-        found = f"is a {family} model" if family else "does not say its model_type"
+        found = f"is a {shown(family)} model" if family else "does not say its model_type"
         raise config.refuse(
             f"{found}, one of {known} was wanted", _OTHER_BACKEND if family else "use a complete folder"
         )
     named = config.values.get("architectures")
-    if isinstance(named, list) and named and _FAMILIES[family] not in named:
+    if named is not None and not isinstance(named, list):
+        raise config.refuse(f"architectures is '{shown(named)}', a list was wanted", "download the file again")
+    if named and _FAMILIES[family] not in named:
         wanted = f"{_FAMILIES[family]} was wanted"
-        raise config.refuse(f"is a {str(named[0])[:60]}, {wanted}", "use a folder of a model that writes text")
+        raise config.refuse(f"is a {shown(named[0])}, {wanted}", "use a folder of a model that writes text")
     quantised = config.table("quantization_config")
     if quantised is not None:
-        method = quantised.text("quant_method", "an unnamed method")
+        method = shown(quantised.text("quant_method", "an unnamed method"))
         todo = f"use the folder that it was made from, or a GGUF file; {_OTHER_BACKEND} if you have what {method} needs"
         raise config.refuse(f"is quantised by {method}, which is not read here", todo)
     if any(config.values.get(key) for key in _EXPERTS):
         raise config.refuse("is a mixture of experts", _OTHER_BACKEND)
     if (activation := config.text("hidden_act", "silu")) not in ("silu", "swish"):
-        raise config.refuse(f"has the activation {activation}, silu was wanted", _OTHER_BACKEND)
+        raise config.refuse(f"has the activation {shown(activation)}, silu was wanted", _OTHER_BACKEND)
     return family
 
 
@@ -170,7 +176,7 @@ def _windows(config: Settings, family: str, layers: int) -> tuple[int, ...]:
     named = config.values.get("layer_types")
     if named is not None and (not isinstance(named, list) or len(named) != layers):
         raise config.refuse(f"layer_types does not name its {layers} layers", "download the file again")
-    kinds = [str(kind)[:40] for kind in named or ()]
+    kinds = [shown(kind) for kind in named or ()]
     strange = next((kind for kind in kinds if kind not in ("full_attention", "sliding_attention")), None)
     if strange:
         raise config.refuse(f"has layers of {strange}", _OTHER_BACKEND)
@@ -211,7 +217,7 @@ def _rope(config: Settings, trained: int) -> Rope:
     if kind == "dynamic":
         return replace(rope, kind="dynamic", factor=settings.positive("factor"), original_context=trained)
     if kind not in ("llama3", "yarn"):
-        raise config.refuse(f"has {kind[:40]} rotary scaling", _OTHER_BACKEND)
+        raise config.refuse(f"has {shown(kind)} rotary scaling", _OTHER_BACKEND)
     key = "original_max_position_embeddings"
     original = config.integer(key, settings.integer(key, trained))
     if kind == "llama3":

@@ -20,7 +20,8 @@ from pipesd.cloud.safetensors_file import READABLE, SafetensorsTensor, read_safe
 from pipesd.core import Vocabulary
 from pipesd.errors import UsageError
 from pipesd.hf_vocabulary import model_name, read_hf_vocabulary, stated_end_ids
-from pipesd.json_file import read_object
+from pipesd.json_file import read_object, read_small
+from pipesd.regular_file import shown
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _TEXTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
@@ -150,14 +151,14 @@ def _adapter(folder: Path) -> UsageError:
 
 def _tensors(folder: Path) -> dict[str, SafetensorsTensor]:
     """Every tensor of the folder by the file's name for it."""
-    if (folder / _WHOLE).exists():
+    if os.path.lexists(folder / _WHOLE):
         paths, named = [folder / _WHOLE], {}
-    elif (folder / _INDEX).exists():
+    elif os.path.lexists(folder / _INDEX):
         named = _index(folder)
         paths = [folder / name for name in sorted(set(named.values()))]
     else:
         raise _no_weights(folder)
-    missing = [path for path in paths if not path.exists()]
+    missing = [path for path in paths if named and not path.exists()]
     if missing:
         part = ", and a download is unfinished" if _unfinished(folder) else ""
         raise UsageError(
@@ -171,13 +172,14 @@ def _tensors(folder: Path) -> dict[str, SafetensorsTensor]:
             raise UsageError(f"{path}: its download is unfinished ({control.name} lies beside it); finish it")
         for name, tensor in read_safetensors(path).items():
             if name in found:
-                raise UsageError(f"{path}: tensor {name} is also in {found[name].path.name}; download the folder again")
+                raise UsageError(
+                    f"{path}: tensor {shown(name)} is also in {found[name].path.name}; download the folder again"
+                )
             found[name] = tensor
     absent = next((name for name, file in named.items() if name not in found or found[name].path.name != file), None)
     if absent is not None:
-        raise UsageError(
-            f"{folder / named[absent]}: has no tensor {absent}, which {_INDEX} says is there; download both again"
-        )
+        what = f"has no tensor {shown(absent)}, which {_INDEX} says is there"
+        raise UsageError(f"{folder / named[absent]}: {what}; download both again")
     return found
 
 
@@ -189,9 +191,9 @@ def _index(folder: Path) -> dict[str, str]:
         raise UsageError(f"{path}: has no table weight_map; download it again")
     for file in named.values():
         if not isinstance(file, str) or not file.endswith(".safetensors"):
-            raise UsageError(f"{path}: names {str(file)[:60]!r}, a safetensors file was wanted; download it again")
+            raise UsageError(f"{path}: names '{shown(file)}', a safetensors file was wanted; download it again")
         if file != os.path.basename(file) or "\\" in file:
-            raise UsageError(f"{path}: names {file[:80]!r}, which is outside the folder; use a folder that you trust")
+            raise UsageError(f"{path}: names '{shown(file)}', which is outside the folder; use a folder that you trust")
     return named
 
 
@@ -234,7 +236,7 @@ def _texts_digest(folder: Path) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for name in _TEXTS:
         path = folder / name
-        raw = path.read_bytes() if path.exists() else b""
+        raw = read_small(path) if os.path.lexists(path) else b""
         digest.update(f"{name} {len(raw)} ".encode() + raw)
     return digest.digest()
 
@@ -264,13 +266,15 @@ def open_folder_checkpoint(path: str | Path) -> Checkpoint:
             continue  # computed anew; tied to the embeddings whatever the file says
         ours, rotated = _gguf_name(name)
         if ours is None:
-            raise UsageError(f"{tensor.path}: has a tensor that this decoder does not use, {name}; use a plain model")
+            raise UsageError(
+                f"{tensor.path}: has a tensor that this decoder does not use, {shown(name)}; use a plain model"
+            )
         if tensor.kind not in READABLE:
             raise UsageError(
-                f"{tensor.path}: tensor {name} is stored as {tensor.kind}, one of {', '.join(READABLE)} was wanted; "
-                "use the folder of the model in bfloat16 or float16"
+                f"{tensor.path}: tensor {shown(name)} is stored as {tensor.kind}, one of {', '.join(READABLE)} was "
+                "wanted; use the folder of the model in bfloat16 or float16"
             )
-        if rotated and tensor.shape[0] % shape.head_size == 0:
+        if rotated and tensor.shape and tensor.shape[0] % shape.head_size == 0:
             tensor = replace(tensor, head_size=shape.head_size)
         tensors[ours] = tensor
     if not shape.tied and "output.weight" not in tensors:

@@ -17,6 +17,7 @@ import numpy as np
 
 from pipesd.errors import UsageError
 from pipesd.file_kinds import HEAD_BYTES, kind_of
+from pipesd.regular_file import open_regular, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +68,7 @@ class SafetensorsTensor:
         step = max(1, _PIECE_BYTES // max(1, row * stored.itemsize))
         if self.head_size:  # whole heads, so that a piece can be ordered by itself
             step = -(-step // self.head_size) * self.head_size
-        with _open(self.path) as file:
+        with open_regular(self.path) as file:
             for first in range(0, rows, step):
                 piece = values[first : first + step]
                 raw = piece if stored == np.float32 else np.empty(piece.shape, stored)
@@ -89,7 +90,7 @@ class SafetensorsTensor:
             except OSError as error:
                 raise UsageError(f"{self.path}: cannot be read ({error.strerror}); check the disk") from error
             if not got:
-                raise UsageError(f"{self.path}: tensor {self.name} is cut short; {_AGAIN}")
+                raise UsageError(f"{self.path}: tensor {shown(self.name)} is cut short; {_AGAIN}")
             done += got
 
     def sample(self) -> bytes:
@@ -98,22 +99,15 @@ class SafetensorsTensor:
         if self.n_bytes > _SAMPLES * _SAMPLE_BYTES:
             starts, length = np.linspace(0, self.n_bytes - _SAMPLE_BYTES, _SAMPLES, dtype=np.int64), _SAMPLE_BYTES
         raw = np.empty((len(starts), length), np.uint8)
-        with _open(self.path) as file:
+        with open_regular(self.path) as file:
             for piece, start in zip(raw, starts.tolist(), strict=True):
                 self._fill(file.fileno(), piece, start)
         return raw.tobytes()
 
 
-def _open(path: Path) -> Any:
-    try:
-        return path.open("rb", buffering=0)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror}); check that it is there and readable") from error
-
-
 def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
     """Name -> tensor of the file at `path`, in its order. UsageError, one line, if it is not a whole one."""
-    with _open(path) as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(HEAD_BYTES)
         _check_kind(path, start)
@@ -127,7 +121,7 @@ def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
     try:
         header = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: its header is damaged ({str(error)[:80]}); {_AGAIN}") from error
+        raise UsageError(f"{path}: its header is damaged ({shown(error)}); {_AGAIN}") from error
     if not isinstance(header, dict):
         raise UsageError(f"{path}: its header is damaged (no table of tensors); {_AGAIN}")
     header.pop("__metadata__", None)
@@ -136,7 +130,7 @@ def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
     end = 8 + length
     for tensor in ordered:
         if tensor.offset < end:
-            raise UsageError(f"{path}: tensor {tensor.name} overlaps another; {_AGAIN}")
+            raise UsageError(f"{path}: tensor {shown(tensor.name)} overlaps another; {_AGAIN}")
         end = tensor.offset + tensor.n_bytes
     if end != size:
         found = "cut short" if end > size else "longer than its tensors"
@@ -156,12 +150,16 @@ def _tensor(path: Path, name: str, entry: Any, data_start: int) -> SafetensorsTe
     table = entry if isinstance(entry, dict) else {}
     shape, offsets, kind = _naturals(table.get("shape")), _naturals(table.get("data_offsets")), table.get("dtype")
     if shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise UsageError(f"{path}: tensor {name} has no shape and place in its header; {_AGAIN}")
+        raise UsageError(f"{path}: tensor {shown(name)} has no shape and place in its header; {_AGAIN}")
     if not isinstance(kind, str) or kind not in _ITEM_BITS:
-        raise UsageError(f"{path}: tensor {name} is stored as {str(kind)[:20]}, an unknown type; save it as bfloat16")
+        raise UsageError(
+            f"{path}: tensor {shown(name)} is stored as {shown(kind)}, an unknown type; save it as bfloat16"
+        )
     n_bytes = offsets[1] - offsets[0]
     if prod(shape) * _ITEM_BITS[kind] != n_bytes * 8:
-        raise UsageError(f"{path}: tensor {name} has {n_bytes} bytes for {kind} of shape {tuple(shape)}; {_AGAIN}")
+        raise UsageError(
+            f"{path}: tensor {shown(name)} has {n_bytes} bytes for {kind} of shape {str(tuple(shape))[:60]}; {_AGAIN}"
+        )
     return SafetensorsTensor(path, name, kind, tuple(shape), data_start + offsets[0], n_bytes)
 
 
