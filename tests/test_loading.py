@@ -16,10 +16,11 @@ pytest.importorskip("torch")
 
 from pipesd.cloud import loading
 from pipesd.cloud.loading import load_target
-from pipesd.cloud.memory import Free, available_bytes, check_fits, container_free, free_on_host, need_of
+from pipesd.cloud.memory import check_fits, need_of
 from pipesd.cloud.progress import LoadingProgress, bytes_text
 from pipesd.cloud.shape import ModelShape
 from pipesd.errors import UsageError
+from pipesd.free_memory import Free, available_bytes, container_free, free_on_host
 
 SHAPE = ModelShape(
     family="llama", layers=32, hidden=4096, heads=32, kv_heads=8, head_size=128, feed_forward=14336, width=128256,

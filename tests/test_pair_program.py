@@ -17,6 +17,7 @@ from pipesd.core import ModelInfo, Vocabulary
 from pipesd.edge import pair_sample
 from pipesd.edge.pair_models import ModelFacts, read_gguf
 from pipesd.edge.pair_report import compare, describe, differs
+from pipesd.free_memory import Free
 from pipesd.sim.texts import KeyedText
 from tests.clouds import NOWHERE, Serving, serving
 from tests.pairs import Make, maker, pair, report
@@ -168,9 +169,11 @@ def test_what_is_measured_is_what_a_slow_reading_gives(make: Make) -> None:
 
 
 def test_too_little_memory_is_said_and_the_rest_stands(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_sample, "free_bytes", lambda: 1000)
+    monkeypatch.setattr(
+        pair_sample, "free_on_host", lambda: [Free(10**15, "this machine"), Free(1000, "this container")]
+    )
     facts = read_gguf(make())
-    with pytest.raises(pair_sample.NotMeasured, match=r"take about 0.0 GB here, 0.0 GB are free"):
+    with pytest.raises(pair_sample.NotMeasured, match=r"take about 0.0 GB, this container has 0.0 GB free"):
         pair_sample.sample_here(facts, facts, ["x"], 4, 1)
     ran = pair(make(), make())
     assert ran.code == 0 and "not measured" in ran.out and "give --cloud ADDRESS" in ran.out

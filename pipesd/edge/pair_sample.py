@@ -19,6 +19,7 @@ from pipesd.edge.interrupts import Interrupts
 from pipesd.edge.pair_models import ModelFacts
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import Cancelled, PipeSDError, UsageError
+from pipesd.free_memory import free_on_host
 from pipesd.policy.sampler import Choice
 
 TEMPERATURE = 0.8
@@ -68,9 +69,12 @@ def sample_here(draft: ModelFacts, target: ModelFacts, prompts: Sequence[str], t
     compute.
     """
     room = max(2048, tokens + max(len(prompt.encode()) for prompt in prompts) + 8)  # no id stands for less than a byte
-    needed, free = sum(_needed_bytes(facts, room) for facts in (draft, target)), free_bytes()
-    if free is not None and needed > free:
-        raise NotMeasured(f"both models take about {needed / 1e9:.1f} GB here, {free / 1e9:.1f} GB are free")
+    needed = sum(_needed_bytes(facts, room) for facts in (draft, target))
+    least = min(free_on_host(), key=lambda free: free.bytes, default=None)
+    if least is not None and needed > least.bytes:
+        raise NotMeasured(
+            f"both models take about {needed / 1e9:.1f} GB, {least.where} has {least.bytes / 1e9:.1f} GB free"
+        )
     log.info("loading both models: about %d MB", needed // 1_000_000 + 1)
     loaded: list[Drafter] = []
     try:
@@ -171,12 +175,3 @@ def sample_at_cloud(config: EdgeConfig, prompts: Sequence[str], tokens: int, int
         mean_run=accepted / rounds,
         longest=config.draft_length,
     )
-
-
-def free_bytes() -> int | None:
-    """Memory that could be taken now, in bytes; None where the system does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-    except (OSError, ValueError, IndexError):
-        return None
