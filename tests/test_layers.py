@@ -43,10 +43,14 @@ DOORS = {
         "pipesd.cloud.device_sampling",
         "pipesd.cloud.gguf_file",
         "pipesd.cloud.gguf_tensor",
+        "pipesd.cloud.graphs",
         "pipesd.cloud.kv_cache",
         "pipesd.cloud.loading",
         "pipesd.cloud.model",
         "pipesd.cloud.rotary",
+        "pipesd.cloud.paged_attention",
+        "pipesd.cloud.paged_cache",
+        "pipesd.cloud.paged_kernels",
         "pipesd.cloud.pass_batches",
         "pipesd.cloud.placing",
         "pipesd.cloud.safetensors_file",
@@ -56,10 +60,11 @@ DOORS = {
     ),
     "transformers": ("pipesd.cloud.transformers_model",),
     "safetensors": ("pipesd.cloud.transformers_model",),
+    "triton": ("pipesd.cloud.paged_kernels",),
     "zmq": ("pipesd.transport", "pipesd.sockets", "pipesd.cloud.front"),
 }
 ELSEWHERE = {"numpy"}  # may be imported anywhere
-HEAVY = {"gguf", "jinja2", "llama_cpp", "numba", "scipy", "torch", "transformers"}
+HEAVY = {"gguf", "jinja2", "llama_cpp", "numba", "scipy", "torch", "transformers", "triton"}
 BANNED = {"marshal", "pickle", "shelve"}  # what comes by a socket or a file is never unpickled
 
 

@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipesd.cloud.kv_cache import Attention
 from pipesd.cloud.rotary import rotation_table
 from pipesd.cloud.shape import ModelShape
 
@@ -36,6 +35,20 @@ class Linear(Protocol):
     @property
     def memory(self) -> tuple[int, int]:
         """Address and bytes of the weights."""
+
+
+class Attention(Protocol):
+    """One pass over a cache: where each layer's new keys and values go, and what each row reads."""
+
+    @property
+    def positions(self) -> Tensor:
+        """(rows,) int64."""
+
+    def store(self, layer: int, kv: Tensor) -> None:
+        """Appends the pass's keys and values, (rows, 2 * kv_heads, head_size)."""
+
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        """What `query`, (rows, groups * kv_heads * head_size) with heads by group first, reads; of the same shape."""
 
 
 class PlainLinear:

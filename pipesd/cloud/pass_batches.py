@@ -41,11 +41,11 @@ class BatchTarget(ABC):
 
     def forward(self, batch: Batch) -> list[np.ndarray]:
         """Appends each entry's ids at its slot's end; float32 logits (rows, width) of its last `rows` positions."""
-        return [part.cpu().numpy() for part in self._run(batch, lambda logits: logits)]
+        return _fetched(self._run(batch, lambda logits: logits))
 
     def greedy(self, batch: Batch) -> list[tuple[int, ...]]:
         """The same pass; the arg-max ids of those rows, the lowest on a tie, -1 where the maximum is not finite."""
-        return [tuple(part.tolist()) for part in self._run(batch, arg_max)]
+        return [tuple(part.tolist()) for part in _fetched(self._run(batch, arg_max))]
 
     def sample(self, batch: Batch, draws: Sequence[Draw | None]) -> list[Choices]:
         """The same pass; for each entry what its draw makes of its rows, or the arg-max ids where there is none. On a
@@ -80,15 +80,25 @@ def _drawn_on_device(batch: Batch, logits: Sequence[Tensor], draws: Sequence[Dra
         ids = choose_rows(rows, [draws[entry] for entry in there])
     here = [entry for entry in range(len(batch)) if entry not in there]
     part = [batch[entry] for entry in here]
-    drawn = drawn_choices(part, [logits[entry].cpu().numpy() for entry in here], [draws[entry] for entry in here])
+    drawn = drawn_choices(part, _fetched([logits[entry] for entry in here]), [draws[entry] for entry in here])
     found = dict(zip(here, drawn, strict=True))
     found |= zip(there, greedy_choices([batch[entry] for entry in there], ids), strict=True)
     return [found[entry] for entry in range(len(batch))]
 
 
+def _fetched(parts: Sequence[Tensor]) -> list[np.ndarray]:
+    """The parts on the host, which waits for the device once."""
+    full = [part for part in parts if len(part)]
+    if not full:
+        return [part.numpy() for part in parts]
+    joined = (full[0] if len(full) == 1 else torch.cat(full)).cpu().numpy()
+    return np.split(joined, np.cumsum([len(part) for part in parts])[:-1])
+
+
 def arg_max(logits: Tensor) -> Tensor:
+    """The id of the highest logit of each row, the lowest on a tie, -1 where the highest is not finite."""
     if not logits.shape[0]:
-        return torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dtype=torch.int64, device=logits.device)
     highest, ids = logits.max(dim=-1)
     return torch.where(highest.isfinite(), ids, -1)
 

@@ -3,8 +3,10 @@
 **What is promised.** On the CPU with one thread a row of logits has the same bits whatever shares its pass: any number
 of rows, any sessions, a prefill in any pieces, in float32 and in bfloat16 (`TorchTarget.invariant`). That holds because
 every kernel is given a fixed shape or treats rows alike; a check when loading compares passes of several shapes and
-warns where it does not hold. On CUDA, with several threads or with `exact=False` nothing is promised beyond the usual
-rounding.
+warns where it does not hold. With several threads or with `exact=False` nothing is promised beyond the usual rounding.
+
+On CUDA the same is had at a price, by passes that all have one number of rows; unasked nothing is promised there. The
+cache is in pages and the passes are recorded (`paged_cache`, `graphs`) where triton is installed.
 
 Threads: a pass runs with `threads` torch threads (1) and leaves torch's own setting as it found it. One thread is the
 default because one is exact, and because the weights' way through memory, not arithmetic, limits passes of few rows.
@@ -17,26 +19,40 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from pipesd.cloud.graphs import EXACT_SIZE, RecordedPasses
 from pipesd.cloud.kv_cache import KVCache
 from pipesd.cloud.model import Decoder
-from pipesd.cloud.pass_batches import BatchTarget
+from pipesd.cloud.paged_cache import PagedCache, pages_of, pages_that_fit
+from pipesd.cloud.pass_batches import BatchTarget, arg_max
+from pipesd.cloud.shape import CacheShape
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.policy.batch_choices import Batch
 
 MOST_ROWS = 256  # of one pass through the layers; longer ones are cut, which bounds memory
 LEAST_ROWS = 4  # on the CPU fewer are filled up: kernels for one row are not those for several, and slower ones
+POOL_SHARE = 0.9  # of a device's memory that is free behind the weights; the rest is for the passes themselves
 
 
 class TorchTarget(BatchTarget):
     """A decoder with its cache. Not thread-safe: one worker drives it."""
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, info: ModelInfo, vocabulary: Vocabulary, *, threads: int, exact: bool
+        self,
+        decoder: Decoder,
+        cache: KVCache | PagedCache,
+        info: ModelInfo,
+        vocabulary: Vocabulary,
+        *,
+        threads: int,
+        exact: bool,
     ) -> None:
         super().__init__(info, vocabulary, cache.slots, threads=threads, exact=exact)
         self._decoder = decoder
         self._cache = cache
-        self._least_rows = LEAST_ROWS if info.device == "cpu" else 1
+        on_cpu = info.device == "cpu"
+        self._least_rows = LEAST_ROWS if on_cpu else EXACT_SIZE if exact else 1
+        self._most_rows = EXACT_SIZE if exact and not on_cpu else MOST_ROWS
+        self._recorded = RecordedPasses(decoder, cache, exact=exact) if isinstance(cache, PagedCache) else None
 
     @property
     def memory_bytes(self) -> int:
@@ -51,20 +67,32 @@ class TorchTarget(BatchTarget):
         """Rolls `slot` back to `length` positions; 0 forgets the session and frees its memory."""
         self._cache.truncate(slot, length)
 
+    def prepare(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Records the passes that are replayed later, if this target has any; `progress(done, all)` is told of each."""
+        if self._recorded is not None:
+            with torch.inference_mode():
+                self._recorded.prepare(progress)
+
     def _logits(self, batch: Batch, reduce: Callable[[Tensor], Tensor]) -> list[Tensor]:
         found: list[list[Tensor]] = [[] for _ in batch]
         nothing = reduce(torch.empty(0, self._decoder.shape.width))
-        for part in _cut(batch):
-            rows = self._pass([(slot, ids, rows) for _, slot, ids, rows in part])
-            if rows is None:
+        for part in _cut(batch, self._most_rows):
+            entries = [(slot, ids, rows) for _, slot, ids, rows in part]
+            if self._recorded is None:
+                logits = self._pass(entries)
+                reduced = None if logits is None else reduce(logits)
+            else:
+                results = self._recorded(entries)
+                reduced = None if results is None else results[1] if reduce is arg_max else reduce(results[0])
+            if reduced is None:
                 continue
-            reduced = reduce(rows)
             for (entry, _, _, _), piece in zip(part, reduced.split([rows for _, _, _, rows in part]), strict=True):
                 found[entry].append(piece)
         return [torch.cat(pieces) if pieces else nothing for pieces in found]
 
     def _pass(self, batch: Batch) -> Tensor | None:
         """One pass through the layers: logits of all wanted rows of the batch, in order; None if none is wanted."""
+        assert isinstance(self._cache, KVCache)
         ids = [i for _, entry, _ in batch for i in entry]
         wanted: list[int] = []
         end = 0
@@ -80,10 +108,33 @@ class TorchTarget(BatchTarget):
         return None if logits is None else logits[: len(wanted)]
 
 
-def _cut(batch: Batch) -> Iterator[list[tuple[int, int, Sequence[int], int]]]:
-    """The batch as parts of at most MOST_ROWS ids: (entry, slot, ids, rows) in order, without empty entries."""
+def new_cache(
+    shape: CacheShape, slots: int, *, device: torch.device, dtype: torch.dtype, exact: bool, say: Callable[[str], None]
+) -> KVCache | PagedCache:
+    """The cache that suits the device: in pages on CUDA where triton is installed. The weights are to be there already:
+    the pages share what is left. `say` takes a line about what is missing. UsageError where no session fits."""
+    if device.type == "cpu":
+        return KVCache(shape, slots, device=device, dtype=dtype, exact=exact)
+    try:
+        from pipesd.cloud.paged_kernels import triton_read
+    except ImportError:
+        say(f"triton is not installed: passes on {device} are not recorded, and slower; install triton")
+        return KVCache(shape, slots, device=device, dtype=dtype, exact=exact)
+    free = int(torch.cuda.mem_get_info(device)[0] * POOL_SHARE)
+    pages = pages_that_fit(shape, slots, dtype, free)
+    if pages < slots * pages_of(shape.context):
+        sure = pages // pages_of(shape.context)
+        say(
+            f"the cache has room for {sure} sessions of {shape.context} positions, not {slots}: if they grow so long, "
+            "the worker starts anew; ask for fewer sessions or a shorter --context"
+        )
+    return PagedCache(shape, slots, device=device, dtype=dtype, pages=pages, read=triton_read)
+
+
+def _cut(batch: Batch, most_rows: int) -> Iterator[list[tuple[int, int, Sequence[int], int]]]:
+    """The batch as parts of at most so many ids: (entry, slot, ids, rows) in order, without empty entries."""
     part: list[tuple[int, int, Sequence[int], int]] = []
-    room = MOST_ROWS
+    room = most_rows
     for entry, (slot, ids, rows) in enumerate(batch):
         assert 0 <= rows <= len(ids), f"{rows} rows of {len(ids)} ids"
         start = 0
@@ -95,6 +146,6 @@ def _cut(batch: Batch) -> Iterator[list[tuple[int, int, Sequence[int], int]]]:
             part.append((entry, slot, piece, min(len(piece), max(0, rows - behind))))
             if room == 0:
                 yield part
-                part, room = [], MOST_ROWS
+                part, room = [], most_rows
     if part:
         yield part
