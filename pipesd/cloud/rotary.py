@@ -52,10 +52,13 @@ def _exponents(head_size: int) -> Tensor:
 
 
 def _dynamic_frequencies(rope: Rope, head_size: int, lengths: Tensor) -> Tensor:
-    """(len(lengths), head_size / 2): frequencies for texts of these lengths, int64, beyond the original context."""
-    growth = rope.factor * lengths / rope.original_context - (rope.factor - 1)
+    """(len(lengths), head_size / 2): frequencies for texts of these lengths, int64, beyond the original context.
+
+    In float64 until the end, so that a row of the result does not depend on how many there are.
+    """
+    growth = rope.factor * lengths.double() / rope.original_context - (rope.factor - 1)
     bases = rope.base * growth ** (head_size / (head_size - 2))
-    return 1.0 / bases[:, None] ** _exponents(head_size)
+    return (1.0 / bases[:, None] ** _exponents(head_size).double()).float()
 
 
 def _llama3(rope: Rope, frequencies: Tensor) -> Tensor:
