@@ -17,11 +17,12 @@ from pipesd.cloud.checkpoint import Checkpoint, open_checkpoint
 from pipesd.cloud.kv_cache import BUCKET, KVCache
 from pipesd.cloud.memory import Free, check_fits, free_on_host, need_of
 from pipesd.cloud.model import Decoder, Linear, PackedLinear, PlainLinear, TiledLinear, packing_works
+from pipesd.cloud.paged_cache import PagedCache
 from pipesd.cloud.pass_batches import torch_threads
 from pipesd.cloud.placing import DTYPES, checked_number, chosen_device, chosen_dtype
 from pipesd.cloud.progress import bytes_text
 from pipesd.cloud.shape import ModelShape
-from pipesd.cloud.target import TorchTarget
+from pipesd.cloud.target import TorchTarget, new_cache
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.errors import UsageError
 
@@ -46,8 +47,7 @@ def load_target(
 
     `device`: auto (CUDA if there is any), cpu, cuda or cuda:N. `dtype`: auto (float32 on the CPU, the file's on CUDA),
     float32, bfloat16 or float16. `threads`: torch threads of a pass, None: 1. `progress(done_bytes, all_bytes)` is
-    called per tensor. `exact`: row-invariant where that is promised (`target`); without it single tokens and long
-    drafts are somewhat faster. `say` takes warnings. UsageError for what cannot be served, and, before any weight is
+    called per tensor. `exact`: row-invariant (`target`); None: on the CPU with one thread, where it costs little. `say` takes warnings. UsageError for what cannot be served, and, before any weight is
     read, for what would not fit.
     """
     checkpoint = open_checkpoint(path)
@@ -62,13 +62,15 @@ def load_target(
         )
     context = checked_number("context", trained if context is None else context, 2, most_context(checkpoint.shape))
     checkpoint = replace(checkpoint, shape=replace(checkpoint.shape, context=context))
-    exact = exact is not False and place.type == "cpu" and threads == 1
+    exact = exact is not False and threads == 1 if place.type == "cpu" else exact is True
     _check_memory(checkpoint, place, DTYPES[precision], slots)
     files = "1 file" if checkpoint.files == 1 else f"{checkpoint.files} files"
     _log.info("loading %s: %s from %s", checkpoint.path, bytes_text(checkpoint.size_bytes), files)
     with torch.inference_mode(), torch_threads(threads):
         decoder = _load(checkpoint, place, DTYPES[precision], exact, progress, say)
-        cache = KVCache(checkpoint.shape.cache(context), slots, device=place, dtype=DTYPES[precision], exact=exact)
+        cache = new_cache(
+            checkpoint.shape.cache(context), slots, device=place, dtype=DTYPES[precision], exact=exact, say=say
+        )
     info = ModelInfo(
         name=checkpoint.name,
         vocabulary_size=checkpoint.vocabulary.size,
@@ -82,9 +84,10 @@ def load_target(
     if exact and not rows_agree(decoder, threads):
         target.invariant = False
         say(
-            f"WARNING: on this CPU the bits of a row depend on the pass that it shares (torch {torch.__version__}); "
+            f"WARNING: on {'this CPU' if place.type == 'cpu' else place} the bits of a row depend on the pass that it shares (torch {torch.__version__}); "
             "the output may leave the target's own at near ties"
         )
+    target.prepare(lambda done, wanted: _log.info("recorded pass %d of %d", done, wanted))
     return target
 
 
@@ -114,8 +117,12 @@ def rows_agree(decoder: Decoder, threads: int = 1) -> bool:
     table = decoder.embedding
     decoder = decoder.shallow(BUCKET // 2)
     shape = decoder.shape.cache(min(decoder.shape.context, (2 if decoder.shape.windows else 1) * BUCKET + 6))
-    cache = KVCache(shape, 3, device=table.device, dtype=table.dtype, exact=True)
-    info = ModelInfo("", decoder.shape.width, shape.context, (), b"", "cpu", "")
+    cache: KVCache | PagedCache
+    if table.device.type == "cpu":
+        cache = KVCache(shape, 3, device=table.device, dtype=table.dtype, exact=True)
+    else:
+        cache = new_cache(shape, 3, device=table.device, dtype=table.dtype, exact=True, say=_log.debug)
+    info = ModelInfo("", decoder.shape.width, shape.context, (), b"", str(table.device), "")
     target = TorchTarget(decoder, cache, info, Vocabulary(()), threads=threads, exact=True)
     draw = np.random.default_rng(0)
     ids = draw.integers(decoder.shape.width, size=shape.context).tolist()
