@@ -1,4 +1,4 @@
-"""Makes a tiny random llama model as a GGUF file that both the torch target and llama.cpp load.
+"""Makes a tiny random llama, qwen2 or qwen3 model as a GGUF file that both the torch target and llama.cpp load.
 
 Ids 0..255 are the bytes, 256..258 the control tokens, then merges of two earlier ids, then padding ids without a text.
 The weights come from a fixed seed and are scaled so that greedy text varies instead of repeating one id. The same seed
@@ -27,6 +27,7 @@ _TENSOR_TYPES = {
     "bfloat16": gguf.GGMLQuantizationType.BF16,
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
 }
+_BIASES = {"qwen2": ("attn_q", "attn_k", "attn_v")}  # that llama.cpp wants there
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class TinySpec:
     heads: int = 4
     kv_heads: int = 2
     feed_forward: int = 128
+    head_size: int | None = None  # None: hidden / heads
+    biases: tuple[str, ...] | None = None  # matrices of a layer that have one; None: what the architecture must have
     tied: bool = False  # without an output layer of its own
     rope_divisors: tuple[float, ...] = ()  # one for each pair of a head; none: no such tensor
     noise: float = 0.0  # relative to each matrix's spread; 0.02: the same arg-max 5 times in 6, 0.1: 2 in 5
@@ -53,6 +56,17 @@ class TinySpec:
     architecture: str = "llama"
     name: str = "tiny"
     extra: tuple[tuple[str, int | float | str], ...] = ()  # further metadata, (key, value)
+    split: int = 0  # tensors of one part, of a file in parts
+
+    @property
+    def head(self) -> int:
+        """Size of an attention head."""
+        return self.head_size or self.hidden // self.heads
+
+    @property
+    def biased(self) -> tuple[str, ...]:
+        """Matrices of a layer that have a bias."""
+        return _BIASES.get(self.architecture, ()) if self.biases is None else self.biases
 
 
 def byte_symbols() -> list[str]:
@@ -104,7 +118,7 @@ def _chain(text: str) -> list[tuple[str, str]]:
 
 def tensors(spec: TinySpec) -> dict[str, np.ndarray]:
     """The float32 matrices of the model under their GGUF names, rows = outputs; a fixed function of the spec."""
-    hidden, key_rows = spec.hidden, spec.kv_heads * (spec.hidden // spec.heads)
+    hidden, query_rows, key_rows = spec.hidden, spec.heads * spec.head, spec.kv_heads * spec.head
     made: dict[str, np.ndarray] = {}
 
     def matrix(name: str, rows: int, columns: int, gain: float = 1.0) -> None:
@@ -116,21 +130,26 @@ def tensors(spec: TinySpec) -> dict[str, np.ndarray]:
             value += spec.noise * other.standard_normal((rows, columns))
         made[name] = (value * scale).astype(np.float32)
 
-    def norm(name: str) -> None:
-        draw = np.random.default_rng([spec.seed, crc32(name.encode())]).standard_normal(hidden)
-        made[name] = (1 + 0.1 * draw).astype(np.float32)
+    def norm(name: str, size: int = hidden, middle: float = 1.0) -> None:
+        draw = np.random.default_rng([spec.seed, crc32(name.encode())]).standard_normal(size)
+        made[name] = (middle + 0.1 * draw).astype(np.float32)
 
     matrix("token_embd.weight", spec.n_vocab, hidden, gain=8.0)
     for i in range(spec.layers):
         norm(f"blk.{i}.attn_norm.weight")
-        matrix(f"blk.{i}.attn_q.weight", hidden, hidden, gain=1.5)
+        matrix(f"blk.{i}.attn_q.weight", query_rows, hidden, gain=1.5)
         matrix(f"blk.{i}.attn_k.weight", key_rows, hidden, gain=1.5)
         matrix(f"blk.{i}.attn_v.weight", key_rows, hidden)
-        matrix(f"blk.{i}.attn_output.weight", hidden, hidden, gain=2.0)
+        matrix(f"blk.{i}.attn_output.weight", hidden, query_rows, gain=2.0)
         norm(f"blk.{i}.ffn_norm.weight")
         matrix(f"blk.{i}.ffn_gate.weight", spec.feed_forward, hidden)
         matrix(f"blk.{i}.ffn_up.weight", spec.feed_forward, hidden)
         matrix(f"blk.{i}.ffn_down.weight", hidden, spec.feed_forward, gain=2.0)
+        for name in spec.biased:
+            norm(f"blk.{i}.{name}.bias", made[f"blk.{i}.{name}.weight"].shape[0], middle=0.0)
+        if spec.architecture == "qwen3":
+            norm(f"blk.{i}.attn_q_norm.weight", spec.head)
+            norm(f"blk.{i}.attn_k_norm.weight", spec.head)
     norm("output_norm.weight")
     if not spec.tied:
         matrix("output.weight", spec.n_vocab, hidden, gain=4.0)
@@ -142,10 +161,10 @@ def tensors(spec: TinySpec) -> dict[str, np.ndarray]:
 
 
 def write_tiny(path: str | Path, spec: TinySpec | None = None, **changes: object) -> Path:
-    """Writes the model of `spec` (default: `TinySpec()` with `changes`) to `path` and returns it."""
+    """Writes the model of `spec` (default: `TinySpec()` with `changes`) to `path` and returns it, or its first part."""
     spec = TinySpec(**changes) if spec is None else spec  # type: ignore[arg-type]
     path = Path(path)
-    writer = gguf.GGUFWriter(path, spec.architecture)
+    writer = gguf.GGUFWriter(path, spec.architecture, split_max_tensors=spec.split)
     writer.add_name(spec.name)
     writer.add_context_length(spec.context)
     writer.add_embedding_length(spec.hidden)
@@ -153,7 +172,10 @@ def write_tiny(path: str | Path, spec: TinySpec | None = None, **changes: object
     writer.add_feed_forward_length(spec.feed_forward)
     writer.add_head_count(spec.heads)
     writer.add_head_count_kv(spec.kv_heads)
-    writer.add_rope_dimension_count(spec.hidden // spec.heads)
+    if spec.head_size is not None:
+        writer.add_key_length(spec.head)
+        writer.add_value_length(spec.head)
+    writer.add_rope_dimension_count(spec.head)
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(spec.n_vocab)
@@ -184,4 +206,5 @@ def write_tiny(path: str | Path, spec: TinySpec | None = None, **changes: object
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    parts = -(-len(tensors(spec)) // spec.split) if spec.split else 1
+    return path if parts == 1 else path.with_name(f"{path.stem}-00001-of-{parts:05d}.gguf")

@@ -51,7 +51,10 @@ def open_gguf(path: Path) -> Checkpoint:
     kind = fields.text("tokenizer.ggml.model", "")
     if kind not in KINDS:
         raise fields.refuse(f"has a {kind or 'missing'} vocabulary", "use a model with a gpt2 (BPE) or llama (SPM) one")
-    pieces, end_ids = read_pieces(kind, texts, types, dict(fields.special_ids()))
+    try:
+        pieces, end_ids = read_pieces(kind, texts, types, dict(fields.special_ids()))
+    except ValueError as error:
+        raise fields.refuse(f"has a vocabulary that cannot be read ({error})") from error
     return Checkpoint(
         path=path,
         name=fields.text("general.name", parts[0].path.stem),
@@ -67,14 +70,16 @@ def open_gguf(path: Path) -> Checkpoint:
 
 def _parts(path: Path, layout: GgufLayout) -> list[GgufLayout]:
     """All parts of the model that the file at `path` is one of, the first first."""
-    count = layout.values.get("split.count", 0)
-    if count in (0, 1):
+    count, number = layout.values.get("split.count", 0), layout.values.get("split.no", 0)
+    if not isinstance(count, int):
+        raise UsageError(f"{path}: split.count is {str(count)[:40]!r}, a number was wanted; split the model anew")
+    if count < 2:
         return [layout]
     name = _PART.fullmatch(path.name)
     if name is None or int(name[3]) != count:
         raise UsageError(
             f"{path}: is one part of {count}, but not named as one; give it back its name ending in "
-            f"-{int(layout.values.get('split.no', 0)) + 1:05d}-of-{int(count):05d}.gguf, its mates beside it"
+            f"-{number + 1 if isinstance(number, int) else 1:05d}-of-{count:05d}.gguf, its mates beside it"
         )
     parts = []
     for number in range(count):
