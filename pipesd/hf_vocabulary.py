@@ -76,6 +76,7 @@ def read_hf_vocabulary(folder: Path, config: Mapping[str, Any]) -> HfVocabulary:
             types[i] = BYTE if re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", text) else UNKNOWN if text == unknown else _NORMAL
     for i, token in added.items():
         texts[i], types[i] = _as_added(kind, token)
+    _check_characters(path, texts)
     return HfVocabulary(
         kind=kind,
         texts=tuple(texts),
@@ -84,6 +85,15 @@ def read_hf_vocabulary(folder: Path, config: Mapping[str, Any]) -> HfVocabulary:
         add_bos=_add_bos(tokenizer, options),
         template=_template(folder, options),
     )
+
+
+def _check_characters(path: Path, texts: list[str]) -> None:
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:  # one of the halves that JSON writes a character in stands alone
+        half = error.object[error.start]
+        text = next(text for text in texts if half in text)
+        raise UsageError(f"{path}: token '{shown(text)}' has half a character in it; {_AGAIN}") from error
 
 
 def model_name(folder: Path) -> str:
@@ -102,10 +112,10 @@ def stated_end_ids(folder: Path, config: Mapping[str, Any], width: int) -> tuple
     for place, table in places:
         value = table.get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
-        wrong = next((i for i in ids if type(i) is not int or not 0 <= i < width), None)
-        if wrong is not None:
+        wrong = [i for i in ids if type(i) is not int or not 0 <= i < width]
+        if wrong:
             raise UsageError(
-                f"{place}: eos_token_id {str(wrong)[:40]!r} is no id of the model (0 to {width - 1}); correct it"
+                f"{place}: eos_token_id '{shown(wrong[0])}' is no id of the model (0 to {width - 1}); correct it"
             )
         if ids:
             return tuple(sorted(set(ids)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -96,18 +96,15 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """
     try:
         resolved = Path(path).expanduser().resolve()
-        if not resolved.exists():
-            raise UsageError(f"{resolved}: no such file; check the path")
-        if not resolved.is_dir() and not resolved.is_file():
+        there, folder = resolved.exists(), resolved.is_dir()
+        if there and not folder and not resolved.is_file():
             raise UsageError(f"{resolved}: not a regular file; give a GGUF file or a Hugging Face folder")
-        if resolved.is_dir():
-            _check_folder(resolved)
     except (OSError, RuntimeError, ValueError) as error:  # a name too long, a loop of links, no home folder, a NUL
         raise UsageError(f"{os.fspath(path)!r}: {getattr(error, 'strerror', None) or error}; check the path") from error
-    if resolved.is_dir():
+    if folder or not there:
         from pipesd.cloud.hf_folder import open_folder_checkpoint
 
-        return open_folder_checkpoint(resolved)
+        return open_folder_checkpoint(path)
     whole = resolved.name.endswith((".safetensors", ".safetensors.index.json")) or resolved.name in _PARTS_OF_FOLDERS
     if whole and (resolved.parent / "config.json").exists():
         raise UsageError(f"{resolved}: is one file of a Hugging Face folder; give the folder, {resolved.parent}")
@@ -116,27 +113,23 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     return open_gguf(resolved)
 
 
-def _check_folder(path: Path) -> None:
-    if (path / "config.json").exists():
-        return
-    inside = sorted(entry.name for entry in path.glob("*.gguf"))
-    told = f"give one of its GGUF files, such as {inside[0]}" if inside else "give a GGUF file or a Hugging Face folder"
-    raise UsageError(f"{path}: a directory without a config.json; {told}")
+def check_tensors(
+    path: Path, shape: ModelShape, tensors: Mapping[str, StoredTensor], named: Callable[[str], str] = str
+) -> None:
+    """UsageError for a tensor that is missing, has another size than `shape` asks for, or would not be used.
 
-
-def check_tensors(path: Path, shape: ModelShape, tensors: Mapping[str, StoredTensor]) -> None:
-    """UsageError for a tensor that is missing, has another size than `shape` asks for, or would not be used."""
+    `named` says what the files call the tensor of a GGUF name.
+    """
     if shape.layers > len(tensors):  # said before so many names are made
         raise UsageError(f"{path}: has {len(tensors)} tensors, too few for {shape.layers} layers; download it again")
     expected = _expected(shape)
     optional = {"output.weight": (shape.width, shape.hidden), "rope_freqs.weight": (shape.head_size // 2,)}
     for name, size in (expected | {name: size for name, size in optional.items() if name in tensors}).items():
         if name not in tensors:
-            raise UsageError(f"{path}: has no tensor {name}; use a complete {shape.family} model")
+            raise UsageError(f"{path}: has no tensor {named(name)}; use a complete {shape.family} model")
         if tensors[name].shape != size:
-            raise UsageError(
-                f"{path}: tensor {name} is {str(tensors[name].shape)[:60]}, {size} was wanted; convert the model anew"
-            )
+            found = str(tensors[name].shape)[:60]
+            raise UsageError(f"{path}: tensor {named(name)} is {found}, {size} was wanted; convert the model anew")
     strange = next((name for name in tensors if name not in expected and name not in optional), None)
     if strange is not None:
         raise UsageError(f"{path}: has a tensor that this decoder does not use, {strange}; use a plain model")

@@ -28,6 +28,7 @@ _OTHER_BACKEND = "--backend transformers may serve it"
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _MOST = (1 << 31) - 1  # no size of a model reaches it
 _MOST_LAYERS = 10_000
+_MOST_CONTEXT = 1 << 28
 _GREATEST = 1e30  # nor any of its other numbers
 
 
@@ -108,8 +109,11 @@ def read_shape(path: Path, values: Mapping[str, Any]) -> ModelShape:
     if head_size % 2:
         raise config.refuse(f"head_dim is {head_size}, an even number was wanted", "download the file again")
     layers = config.integer("num_hidden_layers", most=_MOST_LAYERS)
-    trained = config.integer("max_position_embeddings", least=2)
+    trained = config.integer("max_position_embeddings", least=2, most=_MOST_CONTEXT)
     rope = _rope(config, trained)
+    context = max(trained, int(rope.original_context * rope.factor)) if rope.kind == "yarn" else trained
+    if context > _MOST_CONTEXT:
+        raise config.refuse(f"rope_scaling makes a context of {context} positions", "correct its factor")
     return ModelShape(
         family=family,
         layers=layers,
@@ -119,7 +123,7 @@ def read_shape(path: Path, values: Mapping[str, Any]) -> ModelShape:
         head_size=head_size,
         feed_forward=config.integer("intermediate_size"),
         width=config.integer("vocab_size"),
-        context=max(trained, int(rope.original_context * rope.factor)) if rope.kind == "yarn" else trained,
+        context=context,
         norm_eps=config.positive("rms_norm_eps", 1e-6),
         rope=rope,
         tied=config.flag("tie_word_embeddings", False),

@@ -91,13 +91,14 @@ def open_folder(path: str | Path) -> Folder:
     try:
         resolved = Path(path).expanduser().resolve()
         is_folder, exists = resolved.is_dir(), resolved.exists()
+        inside = frozenset(os.listdir(resolved)) if is_folder else frozenset()
     except (OSError, RuntimeError, ValueError) as error:  # a name too long, a loop of links, no home folder, a NUL
         raise UsageError(f"{os.fspath(path)!r}: {getattr(error, 'strerror', None) or error}; check the path") from error
     if not exists:
-        raise no_such_path(os.fspath(path), resolved)
+        raise _nothing_there(os.fspath(path), resolved)
     if not is_folder:
         raise UsageError(f"{resolved}: a file, a Hugging Face folder was wanted; name the folder that it lies in")
-    if not (resolved / "config.json").exists():
+    if "config.json" not in inside:
         raise _no_config(resolved)
     config = read_object(resolved / "config.json")
     tensors = _tensors(resolved)
@@ -115,31 +116,29 @@ def open_folder(path: str | Path) -> Folder:
     )
 
 
-def no_such_path(given: str, resolved: Path) -> UsageError:
+def _nothing_there(given: str, resolved: Path) -> UsageError:
     """What to say of a path at which there is nothing: it may be the name of a model on a hub."""
-    if _HUB_ID.fullmatch(given):
-        return UsageError(
-            f"{resolved}: no such file or folder, and nothing is downloaded here; if {given} is a model on the "
-            f"Hugging Face hub, run `hf download {given} --local-dir FOLDER` and name FOLDER"
-        )
-    return UsageError(f"{resolved}: no such file or folder; check the path")
+    if not _HUB_ID.fullmatch(given):
+        return UsageError(f"{resolved}: no such file; check the path")
+    return UsageError(
+        f"{resolved}: no such file, and nothing is downloaded here; if {given} is a model on the Hugging Face hub, "
+        f"run `hf download {given} --local-dir FOLDER` and give FOLDER"
+    )
 
 
 def _no_config(folder: Path) -> UsageError:
-    snapshots = sorted(folder.glob("snapshots/*/config.json"))
-    if snapshots:
-        return UsageError(f"{folder}: a hub's cache of a model, not the model; name {snapshots[-1].parent}")
+    """What else a folder without a config.json seems to be."""
     if (folder / "adapter_config.json").exists():
         return _adapter(folder)
-    ggufs = sorted(folder.glob("*.gguf"))
-    if ggufs:
-        return UsageError(f"{folder}: a folder without config.json, with GGUF files in it; name one, as {ggufs[0]}")
-    if (folder / "params.json").exists():
-        return UsageError(
-            f"{folder}: has params.json but no config.json, the format of the model's makers; "
-            "use the model's Hugging Face folder"
-        )
-    return UsageError(f"{folder}: has no config.json; name a Hugging Face folder or a GGUF file")
+    snapshots, ggufs = sorted(folder.glob("snapshots/*/config.json")), sorted(folder.glob("*.gguf"))
+    todo = "give a GGUF file or a Hugging Face folder"
+    if snapshots:
+        todo = f"it is a hub's cache of a model: give the model in it, {snapshots[-1].parent}"
+    elif ggufs:
+        todo = f"give one of its GGUF files, such as {ggufs[0].name}"
+    elif (folder / "params.json").exists():
+        todo = "its params.json is the format of the model's makers: give the Hugging Face folder of the model"
+    return UsageError(f"{folder}: a directory without a config.json; {todo}")
 
 
 def _adapter(folder: Path) -> UsageError:
@@ -279,7 +278,7 @@ def open_folder_checkpoint(path: str | Path) -> Checkpoint:
         tensors[ours] = tensor
     if not shape.tied and "output.weight" not in tensors:
         raise UsageError(f"{folder.path}: has no tensor lm_head.weight; download the folder again")
-    check_tensors(folder.path, shape, tensors)
+    check_tensors(folder.path, shape, tensors, _folders_name)
     return Checkpoint(
         path=folder.path,
         name=folder.name,
@@ -302,3 +301,13 @@ def _gguf_name(name: str) -> tuple[str | None, bool]:
         return None, False
     ours = _LAYER[found[2]]
     return f"blk.{int(found[1])}.{ours}.{found[3]}", ours in _ROTATED
+
+
+def _folders_name(name: str) -> str:
+    """What a folder calls the tensor that GGUF calls `name`."""
+    for theirs, ours in _OUTSIDE.items():
+        if name == ours:
+            return theirs
+    _, layer, part, kind = name.split(".")
+    theirs = next(theirs for theirs, ours in _LAYER.items() if ours == part)
+    return f"model.layers.{layer}.{theirs}.{kind}"
