@@ -20,6 +20,7 @@ from pipesd.errors import UsageError
 from pipesd.logit_bias import checked_bias
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:7421"
+BACKENDS = ("plain", "transformers")
 BATCHINGS = ("dp", "greedy", "immediate", "none")
 TRIGGERS = ("dual", "sequence", "token", "fixed", "entropy", "gain", "adaptive")
 WAITINGS = ("draft", "idle")
@@ -188,7 +189,13 @@ class TuneConfig:
 class CloudConfig:
     """One cloud: its model, where it listens, what it grants. Raises UsageError for a value out of bounds."""
 
-    model: str = option("", "target model, a GGUF file", metavar="PATH")
+    model: str = option("", "target model, a GGUF file or a Hugging Face folder", metavar="PATH")
+    backend: str = option(
+        "plain",
+        "what runs it; plain: this package's own decoder of llama, mistral, qwen2 and qwen3 models; transformers: any "
+        "causal decoder in a Hugging Face folder, several times slower",
+        choices=BACKENDS, metavar="NAME",
+    )  # fmt: skip
     bind: str = option(DEFAULT_ADDRESS, "address to listen on; port 0 takes a free one", metavar="ADDRESS")
     device: str = option("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
     dtype: str = option(
@@ -200,6 +207,11 @@ class CloudConfig:
     max_sessions: int = option(8, "sessions held at once, by each worker", low=1, high=4096)
     workers: int = option(1, "worker processes, each with its own copy of the weights", low=1, high=64)
     threads: int = option(1, "threads of each worker; with more than one the output may vary", low=1, high=512)
+    row_invariant: bool = option(
+        False,
+        "on CUDA too: the output does not depend on what shares a pass, not even at near ties, and passes take longer; "
+        "on the CPU with one thread it is always so",
+    )
     insecure: bool = option(
         False, "listen beyond this machine although nothing is encrypted and nobody is asked for a key"
     )
@@ -212,6 +224,8 @@ class CloudConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.row_invariant and self.threads > 1:
+            raise UsageError(f"row-invariant goes with threads 1, not {self.threads}: several add up in another order")
         if self.keys:
             raise UsageError("--keys: keys are not part of this version; leave it out and listen on this machine only")
 

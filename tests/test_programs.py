@@ -124,7 +124,7 @@ WRONG: list[tuple[str, Sequence[str], str]] = [
     ("edge", [], "no command given"),
     ("edge", ["what"], "invalid choice: 'what'"),
     ("cloud", [], "no command given"),
-    ("cloud", ["serve"], "no model: give --model FILE.gguf"),
+    ("cloud", ["serve"], "no model: give --model PATH, a GGUF file or a Hugging Face folder"),
     ("cloud", ["serve", "--model"], "--model: expected one argument"),
     ("cloud", ["serve", "x.gguf"], "an argument belongs to no option; the model is given with --model PATH"),
     ("cloud", ["serve", "--model", "x", "--keys", "k"], "--keys: keys are not part of this version"),

@@ -31,7 +31,7 @@ def _parser() -> Parser:
 def _serve(args: argparse.Namespace) -> int:
     config = make_config(CloudConfig, read_tables(args.config, ("cloud",))["cloud"], vars(args))
     if not config.model:
-        raise UsageError("no model: give --model FILE.gguf")
+        raise UsageError("no model: give --model PATH, a GGUF file or a Hugging Face folder")
     from pipesd.cloud.server import serve
 
     return serve(config)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
+import os
 import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import Self
+from typing import IO, Self
 
 from pipesd.clock import SystemClock
 from pipesd.cloud.bounds import FrontLimits
 from pipesd.cloud.front import Front
 from pipesd.cloud.launch import WorkerBody, WorkerProcess, WorkerThread
+from pipesd.cloud.progress import LoadingProgress
 from pipesd.cloud.worker import Target, run_worker
 from pipesd.config import CloudConfig
 from pipesd.errors import Cancelled, PipeSDError, UsageError
@@ -155,17 +158,34 @@ def _print(line: str) -> None:
 
 def load_target(config: CloudConfig) -> Target:
     """The target that a configuration describes. UsageError: no such model, or it cannot run so."""
-    from pipesd.cloud import loading  # needs torch
+    with LoadingProgress(os.path.basename(os.path.normpath(config.model)), _log.info, _terminal(config)) as progress:
+        return _loader(config.backend)(
+            config.model,
+            config.device,
+            config.dtype,
+            config.context or None,
+            config.max_sessions,
+            config.threads,
+            progress,
+            exact=True if config.row_invariant else None,
+            say=_log.warning,
+        )
 
-    return loading.load_target(
-        config.model,
-        config.device,
-        config.dtype,
-        config.context or None,
-        config.max_sessions,
-        config.threads,
-        say=_log.warning,
-    )
+
+def _loader(backend: str) -> Callable[..., Target]:
+    """The function that loads a target for a backend; only now is torch needed."""
+    if backend == "transformers":
+        from pipesd.cloud.transformers_target import load_transformers_target
+
+        return load_transformers_target
+    from pipesd.cloud.loading import load_target as load_plain
+
+    return load_plain
+
+
+def _terminal(config: CloudConfig) -> IO[str] | None:
+    """Where one line may be rewritten: not where several workers would, nor where only warnings are wanted."""
+    return sys.stderr if config.workers == 1 and _log.isEnabledFor(logging.INFO) else None
 
 
 def _public_socket(context: Context, config: CloudConfig) -> FrontSocket:

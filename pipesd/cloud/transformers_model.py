@@ -1,0 +1,212 @@
+"""A causal decoder of a Hugging Face folder as transformers builds it, with a cache that can be cut back; or a refusal.
+
+Nothing is fetched, no code from the folder runs, and only safetensors are read. transformers is imported on first use.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipesd.errors import UsageError
+
+OLDEST = (4, 56)
+_GET_IT = "pip install 'pipesd[transformers]'"
+# What transformers raises for a folder that it cannot make a model of; it has no class for it.
+_FAILURES = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, ImportError, RuntimeError)
+# Layers of a cache that hold nothing but keys and values, so that cutting them back leaves no trace.
+_PLAIN_LAYERS = frozenset({"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"})
+
+
+def import_transformers() -> ModuleType:
+    """The package; UsageError where it is missing or too old."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise UsageError(f"--backend transformers needs the package transformers: {_GET_IT}") from error
+    if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise UsageError(f"transformers {transformers.__version__} is too old, {oldest} was wanted: {_GET_IT}")
+    return transformers
+
+
+class TransformersModel:
+    """A loaded model, the folder that it came from, and the class of its caches."""
+
+    def __init__(self, path: Path, model: Any, make_cache: type) -> None:
+        self.path = path
+        self.model = model
+        self.make_cache = make_cache
+        taken = inspect.signature(model.forward).parameters
+        self.takes_rows = "logits_to_keep" in taken
+        self.cache_name = "cache" if "cache" in taken else "past_key_values"  # the older name goes in 5.40
+
+    @property
+    def name(self) -> str:
+        """The model's type, as its configuration has it."""
+        return str(self.model.config.model_type)
+
+    def without_cache(self, ids: Sequence[int]) -> np.ndarray:
+        """Logits (len(ids), width), float32, from one pass that keeps nothing."""
+        with torch.inference_mode():
+            fed = torch.tensor([ids], device=self.model.device)
+            logits: Tensor = self.model(input_ids=fed, use_cache=False).logits
+            return logits[0].float().cpu().numpy()
+
+    def named_failures(self) -> AbstractContextManager[None]:
+        """Runs the body; what transformers raises there becomes one line."""
+        return _named(self.path)
+
+
+class CachedModel:
+    """A model with the keys and values of one session, which grows at its end and is cut back there."""
+
+    def __init__(self, model: TransformersModel) -> None:
+        self._model = model
+        self._cache: Any = None
+        self.length = 0
+
+    def __call__(self, ids: Sequence[int], rows: int) -> Tensor:
+        """Logits (rows, width), float32, behind the last `rows` ids (at least one), which join the cache."""
+        if self._cache is None:
+            self._cache = self._model.make_cache()
+        options = {"use_cache": True, self._model.cache_name: self._cache}
+        if self._model.takes_rows:
+            options["logits_to_keep"] = rows
+        model = self._model.model
+        logits: Tensor = model(input_ids=torch.tensor([ids], device=model.device), **options).logits
+        self.length += len(ids)
+        return logits[0, -rows:].float()
+
+    def cut(self, length: int) -> None:
+        """Keeps the first `length` positions; 0 frees the memory."""
+        if length == 0:
+            self._cache = None
+        elif length < self.length:
+            self._cache.crop(length - self.length)  # how many go: a negative number means that in all releases
+        self.length = min(self.length, length)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the keys and values hold."""
+        layers = [] if self._cache is None else self._cache.layers
+        parts = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
+        return sum(part.untyped_storage().nbytes() for part in parts if part is not None)
+
+
+def read_config(path: Path) -> Any:
+    """The configuration of the folder at `path`. UsageError for what is no causal decoder, or cannot be cut back."""
+    transformers = import_transformers()
+    with _named(path), _quiet(transformers):
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    kind = config.model_type
+    if (path / "adapter_config.json").exists():  # transformers would load another folder, the one that it names
+        raise UsageError(f"{path}: has an adapter (adapter_config.json); merge it into the model, and save that")
+    if getattr(config, "quantization_config", None) is not None:
+        raise UsageError(f"{path}: its weights are quantised, float weights were wanted; use the model's own folder")
+    if config.is_encoder_decoder or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UsageError(f"{path}: {kind} is no causal decoder; use a model that continues text")
+    model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with _named(path):
+        layers = transformers.DynamicCache(config=config).layers
+    strange = {type(layer).__name__ for layer in layers} - _PLAIN_LAYERS
+    if strange or getattr(model_class, "_is_stateful", False):
+        raise UsageError(
+            f"{path}: {kind} keeps a state that cannot be rolled back when a draft is refused; "
+            "use a model that caches keys and values alone"
+        )
+    return config
+
+
+def positions_of(config: Any) -> int | None:
+    """How many positions the model can tell apart as it was trained; None: the configuration names no bound."""
+    text = config.get_text_config()
+    bound: int | None = getattr(text, "max_position_embeddings", None)
+    rope: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    # one set for all layers, or one for each kind of layer
+    for each in [rope, *(part for part in rope.values() if isinstance(part, Mapping))]:
+        if each.get("rope_type", each.get("type")) in (
+            "longrope",
+            "su",
+        ):
+            # beyond it all angles change, those in cached keys do not
+            original = each.get("original_max_position_embeddings") or text.original_max_position_embeddings
+            bound = min(bound or original, original)
+    return bound
+
+
+def cached_numbers(config: Any) -> int:
+    """How many numbers a position takes in the cache of a model that keeps whole keys and values in each layer."""
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return int(2 * text.num_hidden_layers * heads * size)
+
+
+def load_model(path: Path, config: Any, device: torch.device, dtype: torch.dtype, *, exact: bool) -> TransformersModel:
+    """The model with all its weights on `device`. UsageError, one line, if some are missing or do not fit.
+
+    `exact`: each row of a mixture of experts is multiplied by itself, where the release can do that; else the rows that
+    share an expert are multiplied together, so that their bits depend on how many those are.
+    """
+    transformers = import_transformers()
+    apart = exact and hasattr(transformers.PreTrainedModel, "get_correct_experts_implementation")
+    options = {"experts_implementation": "batched_mm"} if apart else {}
+    with _named(path), _quiet(transformers):
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+            **options,
+        )
+        model = model.to(device).eval()
+    if missing := sorted(found["missing_keys"]):
+        raise UsageError(f"{path}: has no tensor {missing[0]}; copy or download the folder again")
+    return TransformersModel(path, model, transformers.DynamicCache)
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says, on one line of bounded length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:200] + " …"
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Failures of transformers as one line with the folder's name."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (*_FAILURES, SafetensorError) as error:
+        if isinstance(error, UsageError):
+            raise
+        version = import_transformers().__version__
+        raise UsageError(f"{path}: transformers {version} cannot run it ({_first_line(error)})") from error
+
+
+@contextmanager
+def _quiet(transformers: ModuleType) -> Iterator[None]:
+    """Runs the body without transformers' progress bars and warnings, and leaves its settings as it found them."""
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,394 @@
+"""Targets served through transformers: rows keep their bits whatever shares the pass, in families that the plain
+decoder does not know; what cannot be rolled back is refused by name."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_hf import write_folder
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+
+from pipesd.cloud import transformers_model
+from pipesd.cloud.loading import load_target
+from pipesd.cloud.transformers_model import import_transformers  # the package may put another module in its place
+from pipesd.cloud.transformers_target import TILE, TransformersTarget, load_transformers_target
+from pipesd.errors import UsageError
+from pipesd.policy.accept import Draw
+from pipesd.policy.sampler import Sampler
+from pipesd.policy.sampling import Sampling
+
+POSITIONS = 93  # no multiple of a tile: the last one is shorter
+WINDOW = 12  # shorter than the texts, and no multiple of a tile either
+SMALL: dict[str, Any] = {"max_position_embeddings": POSITIONS, "vocab_size": 512}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "gemma2": {"sliding_window": WINDOW, "head_dim": 16, "query_pre_attn_scalar": 16},
+    "gemma3_text": {
+        "sliding_window": WINDOW, "head_dim": 16, "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "phi3": {"pad_token_id": 0, "sliding_window": WINDOW},
+    "gpt2": {"n_positions": POSITIONS, "n_embd": 64, "n_head": 4, "n_layer": 2},
+    "gpt_neox": {},
+    "olmo2": {"pad_token_id": 0},
+    "starcoder2": {"sliding_window": WINDOW},
+    "mixtral": EXPERTS,
+}  # fmt: skip
+OF_EXPERTS = ("mixtral",)
+EVERY_BIT = [
+    name for name in FAMILIES if name not in OF_EXPERTS or int(transformers.__version__.partition(".")[0]) >= 5
+]
+RECURRENT: dict[str, dict[str, Any]] = {
+    "mamba": {"state_size": 4},
+    "rwkv": {"attention_hidden_size": 64},
+    "recurrent_gemma": {"lru_width": 64, "num_hidden_layers": 3},
+    "lfm2": {"full_attn_idxs": [1]},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A folder of a family, written once."""
+    made: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        if family not in made:
+            path = tmp_path_factory.mktemp("folders") / family
+            made[family] = write_folder(path, family, **SMALL | FAMILIES[family])
+        return made[family]
+
+    return folder
+
+
+def load(path: Path, **options: Any) -> TransformersTarget:
+    return load_transformers_target(path, "cpu", slots=3, **options)
+
+
+@pytest.fixture(scope="module")
+def target(folders: Callable[..., Path]) -> Iterator[TransformersTarget]:
+    """Windows, tiles and a short last tile."""
+    yield load(folders("gemma3_text"))
+
+
+@pytest.fixture(autouse=True)
+def _empty(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "target" in request.fixturenames:
+        for slot in range(3):
+            request.getfixturevalue("target").truncate(slot, 0)
+
+
+def some_ids(count: int, seed: int = 0) -> list[int]:
+    drawn: list[int] = np.random.default_rng(seed).integers(512, size=count).tolist()
+    return drawn
+
+
+def alone(target: TransformersTarget, ids: Sequence[int], slot: int = 0) -> np.ndarray:
+    """Logits behind every id, from one prefill of an empty slot."""
+    target.truncate(slot, 0)
+    logits = target.forward([(slot, ids, len(ids))])[0]
+    target.truncate(slot, 0)
+    return logits
+
+
+def in_pieces(target: TransformersTarget, ids: Sequence[int], sizes: Iterator[int], slot: int = 0) -> np.ndarray:
+    rows, start = [], 0
+    while start < len(ids):
+        piece = ids[start : start + next(sizes)]
+        rows.append(target.forward([(slot, piece, len(piece))])[0])
+        start += len(piece)
+    target.truncate(slot, 0)
+    return np.concatenate(rows)
+
+
+# --- the bits of a row ---
+
+
+@pytest.mark.parametrize("family", EVERY_BIT)
+def test_a_text_in_any_pieces_has_the_bits_of_one_pass(folders: Callable[..., Path], family: str) -> None:
+    said: list[str] = []
+    target = load(folders(family), say=said.append)
+    assert target.invariant and said == []
+    ids = some_ids(POSITIONS)
+    whole = alone(target, ids)
+    assert whole.shape == (POSITIONS, 512) and whole.dtype == np.float32
+    for sizes in ([1, 2, 3], [5], [TILE], [2 * TILE + 1, 1, 1]):
+        assert np.array_equal(in_pieces(target, ids, cycle(sizes)), whole), f"passes of {sizes}"
+
+
+def test_bfloat16_has_the_same_bits_too(folders: Callable[..., Path]) -> None:
+    target = load(folders("gemma3_text"), dtype="bfloat16")
+    ids = some_ids(60)
+    assert target.invariant and target.info.dtype == "bfloat16"
+    assert np.array_equal(in_pieces(target, ids, cycle([1, 2, 3, 11])), alone(target, ids))
+
+
+def test_sessions_that_share_passes_and_roll_back_have_the_bits_of_each_alone(target: TransformersTarget) -> None:
+    draw = np.random.default_rng(5)
+    texts = {slot: some_ids(20 + 7 * slot, slot) for slot in (1, 2)}
+    target.forward([(slot, ids, 0) for slot, ids in texts.items()])
+    for _ in range(12):
+        drafts = {slot: draw.integers(512, size=draw.integers(1, 12)).tolist() for slot in texts}
+        order = [1, 2] if draw.integers(2) else [2]
+        rows = target.forward([(slot, drafts[slot], len(drafts[slot])) for slot in order])
+        for slot, got in zip(order, rows, strict=True):
+            assert np.array_equal(got, alone(target, texts[slot] + drafts[slot])[len(texts[slot]) :])
+            texts[slot] += drafts[slot][: draw.integers(0, len(drafts[slot]) + 1)]
+            texts[slot] = texts[slot][: min(len(texts[slot]), POSITIONS - 12)]
+            target.truncate(slot, len(texts[slot]))
+            assert target.length(slot) == len(texts[slot])
+
+
+def test_a_rollback_to_any_position_leaves_no_trace(target: TransformersTarget) -> None:
+    ids, others = some_ids(POSITIONS), some_ids(POSITIONS, 1)
+    whole = alone(target, ids)
+    target.forward([(0, others, 0)])
+    for length in range(POSITIONS - 1, 0, -7):
+        target.truncate(0, length)
+        target.truncate(0, 0)
+        target.forward([(0, ids[:length] + others[length:], 0)])
+        target.truncate(0, length)
+        rows = target.forward([(0, ids[length:], POSITIONS - length)])[0]
+        assert np.array_equal(rows, whole[length:]), f"back to {length}"
+
+
+def test_a_tile_known_in_part_runs_only_when_a_row_of_it_is_wanted(
+    target: TransformersTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = 0
+    forward = transformers_model.CachedModel.__call__
+
+    def counted(*args: Any) -> torch.Tensor:
+        nonlocal passes
+        passes += 1
+        return forward(*args)
+
+    monkeypatch.setattr(transformers_model.CachedModel, "__call__", counted)
+    ids = some_ids(3 * TILE)
+    for fed, rows, more in ((TILE - 1, 0, 0), (1, 0, 1), (2, 1, 1), (0, 0, 0), (TILE, TILE, 2)):
+        passes = 0
+        at = target.length(0)
+        target.forward([(0, ids[at : at + fed], rows)])
+        assert passes == more
+
+
+def test_greedy_and_sample_choose_from_the_same_rows(target: TransformersTarget) -> None:
+    ids = some_ids(40)
+    whole = alone(target, ids)
+    assert target.greedy([(0, ids, 5), (1, ids[:9], 1), (2, [], 0)]) == [
+        tuple(whole[-5:].argmax(axis=1).tolist()),
+        (int(whole[8].argmax()),),
+        (),
+    ]
+    sampler = Sampler(Sampling(temperature=5.0), 11)
+    target.truncate(0, 30)
+    [drawn, highest] = target.sample(
+        [(0, ids[30:35], 5), (1, ids[9:12], 2)], [Draw(sampler, tuple(ids[:31]), tuple(ids[31:35])), None]
+    )
+    target.truncate(0, 30)
+    [again] = target.sample([(0, ids[30:31], 1)], [Draw(sampler, tuple(ids[:31]), ())])
+    assert again.ids[0] == drawn.ids[0] and highest.ids[0] == whole[10].argmax()
+    assert target.pass_ms >= 1
+
+
+def test_a_context_is_filled_to_its_end(folders: Callable[..., Path]) -> None:
+    for context in (2, TILE, 50, POSITIONS):
+        target = load(folders("gpt2"), context=context)
+        assert target.info.context == context
+        ids = some_ids(context)
+        target.forward([(0, ids[:-1], 0)])
+        last = target.forward([(0, ids[-1:], 1)])[0]
+        assert np.array_equal(last, alone(target, ids, slot=1)[-1:])
+        with pytest.raises(AssertionError, match=f"{context + 1} positions in a context of {context}"):
+            target.forward([(0, [1], 1)])
+
+
+def test_memory_follows_use_and_comes_back(target: TransformersTarget) -> None:
+    assert target.memory_bytes == 0
+    target.forward([(0, some_ids(TILE), 0)])
+    one = target.memory_bytes
+    assert one == 2 * 2 * 2 * TILE * 16 * 4  # keys and values of two layers with two heads each
+    target.forward([(1, some_ids(2 * TILE), 0)])
+    assert target.memory_bytes == 3 * one
+    for slot in (0, 1):
+        target.truncate(slot, 0)
+    assert target.memory_bytes == 0 and target.length(0) == 0
+
+
+# --- beside independent implementations ---
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("exact", [None, False])
+def test_logits_are_those_of_a_pass_without_a_cache(
+    folders: Callable[..., Path], family: str, exact: bool | None
+) -> None:
+    path = folders(family)
+    target = load(path, exact=exact, say=lambda _: None)
+    ids = some_ids(80)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path)
+    with torch.inference_mode():
+        wanted = model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
+    assert wanted.std() > 0.1, "a model that says something"
+    np.testing.assert_allclose(in_pieces(target, ids, cycle([31, 1, 3])), wanted, atol=1e-4, rtol=0)
+
+
+def test_logits_are_those_of_the_plain_decoder(folders: Callable[..., Path]) -> None:
+    ids = some_ids(80)
+    plain = load_target(folders("llama"), "cpu")
+    wanted = plain.forward([(0, ids, len(ids))])[0]
+    ours = load(folders("llama"))
+    np.testing.assert_allclose(alone(ours, ids), wanted, atol=5e-4, rtol=0)
+    assert (ours.vocabulary, ours.info.end_ids, ours.info.name) == (
+        plain.vocabulary, plain.info.end_ids, plain.info.name,
+    )  # fmt: skip
+    assert ours.info.fingerprint != plain.info.fingerprint, "near ties may fall otherwise"
+
+
+@pytest.mark.parametrize("options", [{"exact": False}, {"threads": 2}])
+def test_what_is_not_exact_does_not_say_so(folders: Callable[..., Path], options: dict[str, Any]) -> None:
+    said: list[str] = []
+    target = load(folders("gpt2"), say=said.append, **options)
+    assert not target.invariant and said == []
+    ids = some_ids(50)
+    np.testing.assert_allclose(in_pieces(target, ids, cycle([20, 3])), alone(target, ids), atol=1e-4)
+
+
+# --- what loading finds out ---
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_state_that_cannot_be_rolled_back_is_refused_by_name(tmp_path: Path, family: str) -> None:
+    path = write_folder(tmp_path / "m", family, **SMALL | RECURRENT[family])
+    with pytest.raises(UsageError, match=r"rolled back|cannot run it") as caught:
+        load(path, context=64)
+    assert family in str(caught.value).replace(str(path), "", 1) or "cannot run it" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cache_that_does_not_forget_is_refused(folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def keeps_all(self: Any, length: int) -> None:
+        self.length = min(self.length, length)
+
+    monkeypatch.setattr(transformers_model.CachedModel, "cut", keeps_all)
+    with pytest.raises(UsageError, match="llama gives other logits after a draft was taken back"):
+        load(folders("llama"))
+
+
+def test_a_window_cut_off_the_cache_is_noticed(folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = transformers.AutoConfig.from_pretrained(folders("gemma3_text"))
+    plain = transformers.DynamicCache
+    monkeypatch.setattr(import_transformers(), "DynamicCache", lambda **_: plain(config=config))
+    with pytest.raises(UsageError, match=r"cannot run it|other logits"):
+        load(folders("gemma3_text"))
+
+
+def test_rows_that_depend_on_the_ids_beside_them_are_told(
+    folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = transformers_model.CachedModel.__call__
+
+    def disturbed(self: Any, ids: Sequence[int], rows: int) -> torch.Tensor:
+        return forward(self, ids, rows) * (1 + 2**-22 * (ids[-1] % 2))
+
+    monkeypatch.setattr(transformers_model.CachedModel, "__call__", disturbed)
+    said: list[str] = []
+    assert not load(folders("llama"), say=said.append).invariant
+    [line] = said
+    assert line.startswith("WARNING: ") and "in llama the bits of a row depend on the ids beside it" in line
+
+
+def test_loading_is_silent_and_leaves_settings_as_they_were(
+    folders: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    logging = transformers.utils.logging
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled(), torch.get_num_threads()
+    steps: list[tuple[int, int]] = []
+    load(folders("llama"), progress=lambda *step: steps.append(step))
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled(), torch.get_num_threads()) == before
+    assert capfd.readouterr() == ("", "")
+    assert [done for done, _ in steps] == [0, steps[0][1]] and steps[0][1] > 0
+
+
+def test_longrope_is_served_up_to_where_its_angles_change(tmp_path: Path) -> None:
+    factors = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    options = {"pad_token_id": 0, "original_max_position_embeddings": 40, "rope_scaling": factors}
+    path = write_folder(tmp_path / "m", "phi3", **SMALL | options)
+    assert load(path).info.context == 40
+    with pytest.raises(UsageError, match="context 41: 2 to 40 was wanted"):
+        load(path, context=41)
+
+
+def change_config(path: Path, **values: Any) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model_type": "t5"}, "is no causal decoder"),
+        ({"model_type": "nonesuch"}, "cannot run it"),
+        (
+            {"model_type": "own", "auto_map": {"AutoModelForCausalLM": "own.Own", "AutoConfig": "own.Own"}},
+            "cannot run it",
+        ),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "its weights are quantised"),
+        ({"hidden_size": 128}, "cannot run it"),
+        ({"num_hidden_layers": 3}, "has no tensor model.layers.2."),
+    ],
+)
+def test_folders_that_cannot_be_served_get_one_line(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+    path = write_folder(tmp_path / "m", **SMALL)
+    change_config(path, **changes)
+    (path / "own.py").write_text("raise SystemExit('code of the folder was run')")
+    with pytest.raises(UsageError, match=why) as caught:
+        load(path)
+    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
+
+
+def test_an_adapter_beside_a_model_is_refused(tmp_path: Path) -> None:
+    path = write_folder(tmp_path / "m", **SMALL)
+    (path / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
+    with pytest.raises(UsageError, match="has an adapter"):
+        load(path)
+
+
+def test_a_file_is_for_the_plain_backend(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(UsageError, match="--backend transformers reads Hugging Face folders"):
+        load(path)
+
+
+def test_what_the_package_may_lack(folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_transformers(), "__version__", "4.55.4")
+    with pytest.raises(UsageError, match=r"transformers 4\.55\.4 is too old, 4\.56 was wanted: pip install"):
+        load(folders("llama"))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UsageError, match=r"needs the package transformers: pip install 'pipesd\[transformers\]'"):
+        load(folders("llama"))
+
+
+def test_a_model_that_does_not_fit_is_refused_before_loading(
+    folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipesd.cloud import transformers_target
+    from pipesd.free_memory import Free
+
+    monkeypatch.setattr(transformers_target, "free_on_host", lambda: [Free(1000, "this machine")])
+    monkeypatch.setattr(transformers_target, "load_model", lambda *_, **__: pytest.fail("was loaded"))
+    with pytest.raises(UsageError, match=r"needs \d\d\d kB to load, this machine has 1 kB free"):
+        load(folders("llama"))
