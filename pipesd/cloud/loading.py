@@ -47,8 +47,8 @@ def load_target(
 
     `device`: auto (CUDA if there is any), cpu, cuda or cuda:N. `dtype`: auto (float32 on the CPU, the file's on CUDA),
     float32, bfloat16 or float16. `threads`: torch threads of a pass, None: 1. `progress(done_bytes, all_bytes)` is
-    called per tensor. `exact`: row-invariant (`target`); None: on the CPU with one thread, where it costs little. `say` takes warnings. UsageError for what cannot be served, and, before any weight is
-    read, for what would not fit.
+    called per tensor. `exact`: row-invariant (`target`); None: on the CPU with one thread, where it costs little.
+    `say` takes warnings. UsageError for what cannot be served, and, before any weight is read, for what would not fit.
     """
     checkpoint = open_checkpoint(path)
     place = chosen_device(device)
@@ -84,8 +84,8 @@ def load_target(
     if exact and not rows_agree(decoder, threads):
         target.invariant = False
         say(
-            f"WARNING: on {'this CPU' if place.type == 'cpu' else place} the bits of a row depend on the pass that it shares (torch {torch.__version__}); "
-            "the output may leave the target's own at near ties"
+            f"WARNING: on {'this CPU' if place.type == 'cpu' else place} the bits of a row depend on the pass that it "
+            f"shares (torch {torch.__version__}); the output may leave the target's own at near ties"
         )
     target.prepare(lambda done, wanted: _log.info("recorded pass %d of %d", done, wanted))
     return target
