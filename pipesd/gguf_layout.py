@@ -42,6 +42,7 @@ class GgufLayout:
     values: dict[str, Any]
     lengths: dict[str, int]
     tensors: dict[str, TensorPlace]
+    begin: int  # of the tensors, within the file
     digest: bytes  # of the whole head
 
 
@@ -103,7 +104,7 @@ def _parsed(path: Path, data: mmap.mmap, size: int, keep: frozenset[str]) -> Ggu
         raise UsageError(f"{path}: is cut off after {size} bytes, within its header; download it again") from error
     except (_Garbage, ZeroDivisionError, OverflowError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: its GGUF header is damaged ({error}); download it again") from error
-    return GgufLayout(path, size, values, lengths, places, digest)
+    return GgufLayout(path, size, values, lengths, places, begin, digest)
 
 
 class _Garbage(Exception):

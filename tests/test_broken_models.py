@@ -67,9 +67,9 @@ def test_a_context_that_is_no_number(odd: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("llama.attention.layer_norm_rms_epsilon", float("nan"), "norm_eps"),
-        ("llama.attention.layer_norm_rms_epsilon", float("inf"), "norm_eps"),
-        ("llama.rope.freq_base", float("nan"), "rope_base"),
+        ("llama.attention.layer_norm_rms_epsilon", float("nan"), "layer_norm_rms_epsilon"),
+        ("llama.attention.layer_norm_rms_epsilon", float("inf"), "layer_norm_rms_epsilon"),
+        ("llama.rope.freq_base", float("nan"), "rope.freq_base"),
         ("llama.context_length", 1, "context"),
         ("llama.context_length", (1 << 32) - 1, "--context"),
     ],
