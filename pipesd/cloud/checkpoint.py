@@ -132,7 +132,7 @@ def check_tensors(
             raise UsageError(f"{path}: tensor {named(name)} is {found}, {size} was wanted; convert the model anew")
     strange = next((name for name in tensors if name not in expected and name not in optional), None)
     if strange is not None:
-        raise UsageError(f"{path}: has a tensor that this decoder does not use, {strange}; use a plain model")
+        raise UsageError(f"{path}: has a tensor that this decoder does not use, {named(strange)}; use a plain model")
 
 
 def _expected(shape: ModelShape) -> dict[str, tuple[int, ...]]:
