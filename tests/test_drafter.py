@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from pipesd.errors import UsageError
 from pipesd.policy.residual import Proposals
 from pipesd.policy.sampler import Sampler
 from pipesd.policy.sampling import Method, Sampling
-from tests.tiny import IM_END, write_tiny
+from tests.tiny import IM_END, TinySpec, write_tiny
 from tests.tiny_mamba import write_tiny_mamba
 
 PROMPT = [10, 20, 30, 40, 50]
@@ -341,6 +342,20 @@ def test_a_removal_that_fails_never_leaves_stale_state(drafter: Drafter, tiny: P
         assert drafter.cached == []
         assert drafts(drafter, 6) == told[2:]
         assert drafter.cached == [*PROMPT, *told[:-1]]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_quantised_model_is_not_taken_for_a_recurrent_one(tmp_path: Path, seed: int) -> None:
+    """Its logits depend on how a text is cut into pieces, by more than rounding."""
+    import llama_cpp
+
+    spec = TinySpec(hidden=256, feed_forward=512, layers=8, seed=seed)
+    whole, path = write_tiny(tmp_path / "whole.gguf", spec), tmp_path / "quantised.gguf"
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_S
+    assert llama_cpp.llama_model_quantize(bytes(whole), bytes(path), options) == 0
+    with contextlib.closing(Drafter(path, context=64)) as drafter:
+        assert drafter.drops_tail and drafter.notices == ()
 
 
 def test_a_recurrent_model_is_recognised_and_fed_again(mamba: Path, drafter: Drafter) -> None:

@@ -37,7 +37,7 @@ MOST_DEFAULT_THREADS = 8  # a small model's step is bound by memory long before 
 PIECE = 64  # most ids fed in one call of llama.cpp: bounds the wait for an interruption, and memory
 _ALL = -1
 _LEAST_LOGIT = np.float32(-200.0)  # under the highest: exp gives 0, and unlike -inf it may be multiplied by 0
-_TRIED = 4  # ids that show whether the end of a cache can be dropped
+_TRIED = 4  # positions that it takes to try whether the end of a cache can be dropped
 
 
 def default_threads() -> int:
@@ -285,21 +285,27 @@ class Drafter:
         return Drawn(token_id, own / total, max(0.0, math.log(total) - float(below.sum()) / total), margin)
 
     def _try_to_drop(self) -> bool:
-        """Whether the end of the cache can be dropped, tried: the logits afterwards must be those of a fresh cache."""
-        ids = [(7 * i + self._stand_in) % self._real for i in range(1, _TRIED + 1)]
-        self.extend(ids)
-        self._feed(len(ids))
+        """Whether the end of the cache can be dropped, tried: what follows must have the logits of a fresh cache.
+
+        Both are fed in the same pieces: quantised matrices have other kernels for pieces of another length, and then
+        logits may differ by as much as wrong ids would make them.
+        """
+        begin, dropped, end = ([(7 * i + self._stand_in) % self._real for i in range(at, at + 2)] for at in (1, 9, 3))
+        self._feed_parts(begin, dropped)
         self.rollback(2)
         kept = self._fed
-        self.extend(ids[2:])
-        self._feed(len(ids))
+        self._feed_parts(end)
         after = self._logits().copy()
         self.rollback(0)
-        self.extend(ids)
-        self._feed(len(ids))
+        self._feed_parts(begin, end)
         agrees = bool(np.allclose(after, self._logits(), rtol=1e-2, atol=1e-2))
         self.rollback(0)
         return kept == 2 and agrees
+
+    def _feed_parts(self, *parts: Sequence[int]) -> None:
+        for part in parts:
+            self.extend(part)
+            self._feed(len(self._ids))
 
 
 def _free(llama: Any, context: Any, batch: Any, weights: Weights) -> None:
