@@ -3,7 +3,9 @@ files, the output is that of the target alone."""
 
 from __future__ import annotations
 
+import math
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +25,7 @@ from pipesd import CloudConfig, CloudServer, EdgeConfig, EdgeSession
 from pipesd.cpu import usable_cpus
 from pipesd.edge.chat import Conversation
 from pipesd.edge.drafter import Drafter
-from pipesd.errors import Unreachable, VocabularyMismatch
+from pipesd.errors import Unreachable, UsageError, VocabularyMismatch
 from pipesd.protocol.messages import Draft, Verdict, WireError
 from pipesd.protocol.wire import decode, encode
 from tests.tiny import write_tiny
@@ -142,16 +144,24 @@ def test_a_conversation_goes_on_with_the_ids_that_were_generated(make: Make, pla
             said = [*turn.ids, *answer]
 
 
-def test_a_target_whose_weights_are_damaged_says_so(make: Make, tmp_path: Path) -> None:
+def damaged(good: Path, path: Path, weight: float) -> Path:
+    """The model with another last weight, which is one of the output layer."""
+    path.write_bytes(good.read_bytes()[:-4] + struct.pack("<f", weight))
+    return path
+
+
+def test_a_target_whose_logits_overflow_says_so(make: Make, tmp_path: Path) -> None:
     draft = make(noise=0.02)
-    damaged = bytearray(make().read_bytes())
-    damaged[-4:] = b"\0\0\xc0\x7f"  # the last weight, of the output layer or a norm, is no number
-    target = tmp_path / "damaged.gguf"
-    target.write_bytes(damaged)
-    with cloud(target) as server, edge(draft, server) as session:
+    with cloud(damaged(make(), tmp_path / "huge.gguf", 3.4e38)) as server, edge(draft, server) as session:
         with pytest.raises(Unreachable, match="not finite"):
-            ids_of(session, PROMPT, max_tokens=5)
+            ids_of(session, PROMPT, max_tokens=100)
         assert session.finish_reason == "error"
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -math.inf])
+def test_a_target_whose_weights_are_damaged_is_refused(make: Make, tmp_path: Path, weight: float) -> None:
+    with pytest.raises(UsageError, match=r"bad\.gguf: tensor output\.weight has values that are no finite numbers; "):
+        cloud(damaged(make(), tmp_path / "bad.gguf", weight)).start()
 
 
 def test_numbers_of_torch_are_converted_or_refused_by_name() -> None:

@@ -154,6 +154,10 @@ def _load(
         nonlocal done
         values = checkpoint.weight(name)
         assert values is not None, f"open_checkpoint let a file without {name} pass"
+        if not torch.isfinite(values.sum()):  # one number that is none makes the sum none
+            raise UsageError(
+                f"{checkpoint.path}: tensor {name} has values that are no finite numbers; copy or download it again"
+            )
         done += checkpoint.tensor_bytes(name)
         if progress is not None:
             progress(done, checkpoint.size_bytes)
