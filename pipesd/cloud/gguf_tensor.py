@@ -16,7 +16,7 @@ from torch import Tensor
 from pipesd.errors import UsageError
 from pipesd.gguf_layout import TensorPlace
 
-_PIECE_VALUES = 1 << 20  # dequantised at a time; the way there takes a few times as much
+_PIECE_VALUES = 1 << 18  # dequantised at a time: what is made of them on the way stays in a cache
 _SAMPLES = 64  # stretches of each tensor that go into a fingerprint,
 _SAMPLE_BYTES = 1024  # of this size each; a tensor no larger than their sum goes in whole
 

@@ -27,12 +27,16 @@ class Need:
     @property
     def loading(self) -> int:
         """At the worst moment of loading, where the weights stay on the host."""
-        return self.weights + self.rotation + self.largest + _FIXED_BYTES
+        return self.weights + self.rotation + self._making + _FIXED_BYTES
 
     @property
     def staging(self) -> int:
         """At the worst moment of loading on the host, where the weights go to a device."""
-        return self.largest * 3 // 2 + self.rotation + _FIXED_BYTES  # it is rounded to the device's precision here
+        return self._making * 3 // 2 + self.rotation + _FIXED_BYTES  # it is rounded to the device's precision here
+
+    @property
+    def _making(self) -> int:
+        return max(self.largest, self.rotation)  # the table of rotations is made when the last matrix is in its place
 
     @property
     def on_device(self) -> int:
