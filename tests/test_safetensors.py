@@ -90,11 +90,11 @@ def test_a_tensor_needs_itself_and_one_piece(tmp_path: Path, monkeypatch: pytest
     stored = read_safetensors(path)["x"]
     stored = SafetensorsTensor(path, "x", "BF16", (n, n), stored.offset, stored.n_bytes, 64)
     stored.read()
-    tracemalloc.start()
+    tracemalloc.start()  # sees numpy's memory; torch's is the tensor itself
     stored.read()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 4 * n * n + 8 * (1 << 16) + (1 << 18)
+    assert peak < 3 * (1 << 16)
 
 
 def test_a_sample_changes_with_the_bytes(tmp_path: Path) -> None:

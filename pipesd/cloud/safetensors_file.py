@@ -22,19 +22,14 @@ from pipesd.regular_file import open_regular, shown
 if TYPE_CHECKING:
     from torch import Tensor
 
-READABLE: dict[str, np.dtype[Any]] = {
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-    "F64": np.dtype("<f8"),
-}
+READABLE = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}  # kind -> torch's name of it
 _ITEM_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
 }  # fmt: skip
 _HEADER_LIMIT = 100_000_000  # bytes; the format's own limit
-_PIECE_BYTES = 8 << 20  # read at a time
+_PIECE_BYTES = 1 << 20  # read at a time; small enough to stay near the processor
 _SAMPLES = 64  # stretches of each tensor that go into a fingerprint,
 _SAMPLE_BYTES = 1024  # of this size each; a tensor no larger than their sum goes in whole
 _AGAIN = "copy or download it again"
@@ -62,28 +57,28 @@ class SafetensorsTensor:
         import torch
 
         assert self.kind in READABLE
-        stored, row = READABLE[self.kind], prod(self.shape[1:])
-        rows = self.shape[0] if self.shape else 1
-        values = np.empty((rows, row), np.float32)
-        step = max(1, _PIECE_BYTES // max(1, row * stored.itemsize))
+        rows, row, item = self.shape[0] if self.shape else 1, prod(self.shape[1:]), _ITEM_BITS[self.kind] // 8
+        step = max(1, _PIECE_BYTES // max(1, row * item))
         if self.head_size:  # whole heads, so that a piece can be ordered by itself
             step = -(-step // self.head_size) * self.head_size
+        values = torch.empty(rows, row)
+        buffer = np.empty(max(1, min(step, rows) * row) * item, np.uint8)
+        stored = torch.from_numpy(buffer).view(getattr(torch, READABLE[self.kind]))
         with open_regular(self.path) as file:
-            for first in range(0, rows, step):
+            for first in range(0, rows if row else 0, step):
                 piece = values[first : first + step]
-                raw = piece if stored == np.float32 else np.empty(piece.shape, stored)
-                self._fill(file.fileno(), raw, first * row * stored.itemsize)
-                if self.kind == "BF16":  # the upper half of a float32
-                    np.left_shift(raw, 16, out=piece.view(np.uint32), dtype=np.uint32)
-                elif raw is not piece:
-                    piece[...] = raw
+                self._fill(file.fileno(), buffer[: piece.numel() * item], first * row * item)
+                read = stored[: piece.numel()]
                 if self.head_size:
-                    halves = piece.reshape(-1, 2, self.head_size // 2, row)
-                    piece[...] = halves.swapaxes(1, 2).reshape(piece.shape)
-        return torch.from_numpy(values.reshape(self.shape))
+                    half = self.head_size // 2
+                    piece.view(-1, half, 2, row).copy_(read.view(-1, 2, half, row).transpose(1, 2))
+                else:
+                    piece.copy_(read.view(piece.shape))
+        return values.view(self.shape)
 
     def _fill(self, descriptor: int, raw: np.ndarray, start: int) -> None:
-        view, done = memoryview(raw.reshape(-1).view(np.uint8).data), 0
+        """Fills the bytes `raw` with those of the tensor from `start` on."""
+        view, done = memoryview(raw.data), 0
         while done < len(view):
             try:
                 got = os.preadv(descriptor, [view[done:]], self.offset + start + done)
