@@ -24,6 +24,7 @@ import torch
 
 from pipesd.cloud.checkpoint import Checkpoint, open_checkpoint
 from pipesd.cloud.loading import load_target
+from pipesd.cloud.shape import ModelShape, Rope
 from pipesd.cloud.target import TorchTarget
 from pipesd.core import Vocabulary
 
@@ -67,12 +68,28 @@ def encode(vocabulary: Vocabulary, text: str) -> list[int]:
     return found
 
 
+NAMES = {  # of the tensors of a layer, transformers' and GGUF's
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
 def transformers_model(checkpoint: Checkpoint, attention: str = "eager") -> Any:
-    """transformers' LlamaForCausalLM in float32 with the checkpoint's weights; `attention`: eager or sdpa."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    """transformers' model of the checkpoint's family in float32 with its weights; `attention`: eager or sdpa."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     shape = checkpoint.shape
-    config = LlamaConfig(
+    config = AutoConfig.for_model(
+        shape.family,
         vocab_size=shape.width,
         hidden_size=shape.hidden,
         intermediate_size=shape.feed_forward,
@@ -82,37 +99,63 @@ def transformers_model(checkpoint: Checkpoint, attention: str = "eager") -> Any:
         head_dim=shape.head_size,
         max_position_embeddings=shape.context,
         rms_norm_eps=shape.norm_eps,
-        rope_theta=shape.rope.base,
+        rope_parameters=rope_parameters(shape.rope),
         tie_word_embeddings=shape.tied,
+        attention_bias="attn_q" in shape.biases,
+        mlp_bias="ffn_up" in shape.biases,
         attn_implementation=attention,
+        **_windows(shape),
     )
-    names = {
-        "input_layernorm": "attn_norm",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "post_attention_layernorm": "ffn_norm",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-    }
 
     def weight(name: str) -> torch.Tensor:
-        values = checkpoint.weight(name + ".weight")
+        values = checkpoint.weight(name)
         assert values is not None, name
-        if name.endswith(("attn_q", "attn_k")):  # rotary pairs: neighbours in the file, half a head apart over there
+        if ".attn_q" in name or ".attn_k" in name:  # rotary pairs: neighbours in a checkpoint, half a head apart there
             values = values.unflatten(0, (-1, shape.head_size // 2, 2)).transpose(1, 2).flatten(0, 2)
         return values
 
-    state = {"model.embed_tokens.weight": weight("token_embd"), "model.norm.weight": weight("output_norm")}
-    state["lm_head.weight"] = state["model.embed_tokens.weight"] if shape.tied else weight("output")
+    state = {
+        "model.embed_tokens.weight": weight("token_embd.weight"),
+        "model.norm.weight": weight("output_norm.weight"),
+    }
+    state["lm_head.weight"] = state["model.embed_tokens.weight"] if shape.tied else weight("output.weight")
     for i in range(shape.layers):
-        for theirs, ours in names.items():
-            state[f"model.layers.{i}.{theirs}.weight"] = weight(f"blk.{i}.{ours}")
-    model = LlamaForCausalLM(config).eval()
+        for theirs, ours in NAMES.items():
+            for part in ("weight", "bias"):
+                if f"blk.{i}.{ours}.{part}" in checkpoint.tensor_names:
+                    state[f"model.layers.{i}.{theirs}.{part}"] = weight(f"blk.{i}.{ours}.{part}")
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     model.load_state_dict(state)
+    divisors = checkpoint.weight("rope_freqs.weight")
+    if divisors is not None:
+        model.model.rotary_emb.inv_freq /= divisors
     return model
+
+
+def rope_parameters(rope: Rope) -> dict[str, Any]:
+    """`rope` as transformers' configurations have it."""
+    values: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.base}
+    if rope.kind != "default":
+        values["factor"] = rope.factor
+    if rope.kind in ("llama3", "yarn"):
+        values["original_max_position_embeddings"] = rope.original_context
+    if rope.kind == "llama3":
+        values |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
+    if rope.kind == "yarn":
+        values |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
+        values["attention_factor"] = rope.attention_factor
+    return values
+
+
+def _windows(shape: ModelShape) -> dict[str, Any]:
+    """The configuration's values for the windows of the layers, of which transformers has one size."""
+    window = max(shape.windows, default=0) or None
+    if shape.family == "mistral":
+        return {"sliding_window": window}
+    if window is None or shape.family == "llama":
+        return {}
+    kinds = ["sliding_attention" if size else "full_attention" for size in shape.windows]
+    return {"use_sliding_window": True, "sliding_window": window, "layer_types": kinds}
 
 
 def _ours(target: TorchTarget, prefix: list[int]) -> Callable[[list[int]], tuple[float, np.ndarray]]:
@@ -155,7 +198,9 @@ def _ratio(slow_s: list[float], fast_s: list[float], draw: np.random.Generator) 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, type=Path, metavar="PATH", help="a GGUF file of the llama family")
+    parser.add_argument(
+        "--model", required=True, type=Path, metavar="PATH", help="a GGUF file or a Hugging Face folder"
+    )
     parser.add_argument("--prefix", type=int, default=128, help="tokens in the cache before each pass (default 128)")
     parser.add_argument("--repeats", type=int, default=21, help="turns of each form (default 21)")
     parser.add_argument("--seed", type=int, default=1, help="for the bootstrap (default 1)")

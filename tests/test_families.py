@@ -22,6 +22,7 @@ pytest.importorskip("transformers")
 import torch
 
 from pipesd.cloud import loading
+from pipesd.cloud.checkpoint import open_checkpoint
 from pipesd.cloud.kv_cache import BUCKET, KVCache
 from pipesd.cloud.loading import load_target, rows_agree
 from pipesd.cloud.model import Decoder, PackedLinear
@@ -145,12 +146,22 @@ def test_logits_are_those_of_transformers(models: Models, name: str) -> None:
     np.testing.assert_allclose(in_pieces(target, ids, drawn(1, 90, 1)), wanted, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("name", [*RICH, "llama, llama3", "llama, yarn", "mistral with a window"])
+def test_the_bench_gives_transformers_the_same_model(models: Models, name: str) -> None:
+    from bench.target import transformers_model
+
+    ids = some_ids(models.target(name), LENGTH)
+    with torch.inference_mode():
+        made = transformers_model(open_checkpoint(models.folder(name)))(torch.tensor([ids])).logits[0].numpy()
+    np.testing.assert_allclose(made, theirs(models.folder(name), ids, one_by_one=False), atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("name", RICH)
 def test_every_tensor_has_its_part_in_the_logits(models: Models, name: str) -> None:
     """A row of any tensor a tenth off, and the logits leave the tolerance: none is ignored."""
     target = models.new_target(name)
     ids = [7, *some_ids(target, 40)]
-    checkpoint = loading.open_checkpoint(models.folder(name))
+    checkpoint = open_checkpoint(models.folder(name))
     read = {tensor: checkpoint.weight(tensor) for tensor in checkpoint.tensor_names}
     draw = np.random.default_rng(0)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 pytest.importorskip("torch")
@@ -29,31 +27,18 @@ ROPES = {
 }
 
 
-def parameters(rope: Rope) -> dict[str, Any]:
-    """`rope` as transformers' configurations have it."""
-    values: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.base}
-    if rope.kind != "default":
-        values["factor"] = rope.factor
-    if rope.kind in ("llama3", "yarn"):
-        values["original_max_position_embeddings"] = rope.original_context
-    if rope.kind == "llama3":
-        values |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
-    if rope.kind == "yarn":
-        values |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
-        values["attention_factor"] = rope.attention_factor
-    return values
-
-
 def table_of_transformers(rope: Rope) -> torch.Tensor:
     """(context, head_size / 2), from positions that come one by one."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+    from bench.target import rope_parameters
+
     config = LlamaConfig(
         hidden_size=HEAD_SIZE,
         num_attention_heads=1,
         max_position_embeddings=rope.original_context if rope.kind == "dynamic" else CONTEXT,
-        rope_parameters=parameters(rope),
+        rope_parameters=rope_parameters(rope),
     )
     module, x = LlamaRotaryEmbedding(config), torch.zeros(())
     rows = [module(x, torch.tensor([[position]])) for position in range(CONTEXT)]

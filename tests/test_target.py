@@ -336,7 +336,7 @@ def test_what_is_not_exact_does_not_say_so_but_is_close(tiny_file: Path, options
     "spec",
     [
         TinySpec(),
-        TinySpec(tied=True, heads=4, kv_heads=1),
+        TinySpec(tied=True, heads=4, kv_heads=1, rope_divisors=(1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5)),
         TinySpec(layers=3, hidden=96, heads=6, kv_heads=3, feed_forward=100, n_vocab=301),
     ],
 )
