@@ -107,7 +107,7 @@ def test_the_clouds_own_decoder_is_known_here() -> None:
     [
         ("config.json", b"{", "config.json: not JSON, or cut short"),
         ("tokenizer.json", None, "has no tokenizer.json"),
-        ("tokenizer.json", b"\0" * 64, "nothing but zeros"),
+        ("tokenizer.json", b"\0" * 64, "all zeros"),
         ("model.safetensors", b"<!DOCTYPE html>", "is a web page (the download failed)"),
         ("model.safetensors", b"\x80\x02}q\x00.", "is a pickled PyTorch checkpoint"),
         ("model.safetensors", b"\x20" + bytes(7) + b'{"a": 1}', "its header is damaged or cut short"),
