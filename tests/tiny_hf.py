@@ -37,7 +37,9 @@ def write_folder(
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     path = Path(path)
     values = SIZES | DEFAULTS.get(family, {}) | config
     with torch.random.fork_rng(devices=[]):
