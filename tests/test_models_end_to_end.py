@@ -55,7 +55,7 @@ Make = Callable[[str, str], Path]
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """The model of a family in a format, or its draft model: the same weights with some noise, as GGUF. Written once."""
+    """The model of a family in a format, or its draft model: its weights with some noise, as GGUF. Written once."""
     at = tmp_path_factory.mktemp("families")
 
     def written(family: str, form: str) -> Path:
@@ -180,6 +180,16 @@ def test_a_folder_and_its_gguf_file_are_one_model(make: Make, family: str) -> No
     for name in folder.tensor_names:
         ours, theirs = folder.weight(name), converted.weight(name)
         assert ours is not None and theirs is not None and torch.equal(ours, theirs), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_transformers_backend_is_served_bit_by_bit(make: Make, dtype: str) -> None:
+    folder = make("qwen3", "folder")
+    for cloud in served(folder, make("qwen3", "draft"), dtype=dtype, backend="transformers"):
+        own = check_strategies(cloud, DRAFTING)
+        if dtype == "float32":
+            check_against_transformers(folder, cloud.prompt_ids(), own)
 
 
 @pytest.mark.slow
