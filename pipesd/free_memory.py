@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,15 @@ def free_on_host() -> list[Free]:
     return found
 
 
+def all_on_host() -> list[Free]:
+    """What the system has in all, and what the container of this process may take; empty where neither says so."""
+    found = []
+    if "SC_PHYS_PAGES" in os.sysconf_names:
+        found.append(Free(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "this machine"))
+    limit = container_limit(_text(Path("/proc/self/cgroup")), Path("/sys/fs/cgroup"))
+    return found if limit is None else [*found, Free(limit, "this container")]
+
+
 def available_bytes(meminfo: str) -> int | None:
     """MemAvailable of a text like /proc/meminfo; None if it is not there."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
@@ -47,7 +57,16 @@ def container_free(own: str, root: Path) -> int | None:
     Both versions: the least over the group and all above it, for any of them may have a limit. Pages of files count as
     free: they go when they must. None: no limit.
     """
-    left = []
+    return min((left for _, left in _groups(own, root)), default=None)
+
+
+def container_limit(own: str, root: Path) -> int | None:
+    """The least limit of the control groups of a process, told as in `container_free`. None: no limit."""
+    return min((limit for limit, _ in _groups(own, root)), default=None)
+
+
+def _groups(own: str, root: Path) -> Iterator[tuple[int, int]]:
+    """The limit of each group that has one, and what it leaves."""
     for line in own.splitlines():
         parts = line.split(":", 2)
         if len(parts) != 3:
@@ -64,16 +83,15 @@ def container_free(own: str, root: Path) -> int | None:
         # inside a container the path is often the host's, and what is mounted at the top is the group itself
         for folder in [group, *group.parents]:
             if folder.is_relative_to(top):
-                left += _left(folder, *names)
-    return min(left, default=None)
+                yield from _left(folder, *names)
 
 
-def _left(folder: Path, limit: str, usage: str, cached: str) -> list[int]:
+def _left(folder: Path, limit: str, usage: str, cached: str) -> list[tuple[int, int]]:
     most, used = _text(folder / limit).strip(), _text(folder / usage).strip()
     if not most.isdigit() or not used.isdigit() or int(most) >= _NO_LIMIT:
         return []
     found = re.search(rf"^{cached} (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
-    return [max(0, int(most) - int(used) + (int(found[1]) if found else 0))]
+    return [(int(most), max(0, int(most) - int(used) + (int(found[1]) if found else 0)))]
 
 
 def _text(path: Path) -> str:

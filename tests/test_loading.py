@@ -16,11 +16,11 @@ pytest.importorskip("torch")
 
 from pipesd.cloud import loading
 from pipesd.cloud.loading import load_target
-from pipesd.cloud.memory import check_fits, need_of
+from pipesd.cloud.memory import check_all_fit, check_fits, need_of
 from pipesd.cloud.progress import LoadingProgress, bytes_text
 from pipesd.cloud.shape import ModelShape
 from pipesd.errors import UsageError
-from pipesd.free_memory import Free, available_bytes, container_free, free_on_host
+from pipesd.free_memory import Free, all_on_host, available_bytes, container_free, container_limit, free_on_host
 
 SHAPE = ModelShape(
     family="llama", layers=32, hidden=4096, heads=32, kv_heads=8, head_size=128, feed_forward=14336, width=128256,
@@ -71,6 +71,7 @@ def test_control_groups_of_version_2(tmp_path: Path) -> None:
     put(tmp_path / "a", memory__max="800\n", memory__current="790\n")
     assert container_free("0::/a/b\n", tmp_path) == 11, "a group above bounds it too"
     assert container_free("0::/a/b/c\n", tmp_path) == 11, "the own group is not to be seen"
+    assert container_limit("0::/a/b\n", tmp_path) == 800 and container_limit("0::/\n", tmp_path) is None
 
 
 def test_control_groups_of_version_1(tmp_path: Path) -> None:
@@ -93,7 +94,9 @@ def test_a_full_group_has_nothing_left(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_this_machine_has_some_memory() -> None:
-    assert any(free.where == "this machine" and free.bytes > 1 << 20 for free in free_on_host())
+    free, there = ({each.where: each.bytes for each in found} for found in (free_on_host(), all_on_host()))
+    assert free.keys() == there.keys() and "this machine" in free
+    assert all(1 << 20 < free[where] <= there[where] for where in free)
 
 
 def test_the_least_of_what_is_free_decides() -> None:
@@ -106,6 +109,23 @@ def test_the_least_of_what_is_free_decides() -> None:
         "/m.gguf: needs 3.2 GB to load, this container has 2.0 GB free (its sessions take up to 940 MB more); "
         "use another machine"
     )
+
+
+def test_workers_are_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_all_fit("m", 500_000_000, 0, 4, [Free(2_000_000_000, "cuda:0")], "")
+    check_all_fit("m", 500_000_000, 0, 4, [], "")
+    check_all_fit("m", 500_000_000, 0, 1, [Free(1, "cuda:0")], "what one takes is compared with what is free")
+    with pytest.raises(UsageError) as caught:
+        check_all_fit("/m.gguf", 600_000_000, 10_000_000, 4, [Free(2_000_000_000, "cuda:0")], "use fewer --workers")
+    assert str(caught.value) == (
+        "/m.gguf: 4 workers need 2.4 GB, cuda:0 has 2.0 GB in all (their sessions take up to 40 MB more); "
+        "use fewer --workers"
+    )
+    monkeypatch.setattr(loading, "all_on_host", lambda: [Free(200_000_000, "this container")])
+    path = write_tiny(tmp_path / "m.gguf")
+    load_target(path, "cpu")
+    with pytest.raises(UsageError, match="3 workers need 304 MB, this container has 200 MB in all"):
+        load_target(path, "cpu", copies=3)
 
 
 def test_what_does_not_fit_is_refused_before_a_weight_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from pipesd.cloud import huge_pages
 from pipesd.cloud.checkpoint import Checkpoint, open_checkpoint
 from pipesd.cloud.kv_cache import BUCKET, KVCache
-from pipesd.cloud.memory import Free, check_fits, free_on_host, need_of
+from pipesd.cloud.memory import check_all_fit, check_fits, need_of
 from pipesd.cloud.model import Decoder, Linear, PackedLinear, PlainLinear, TiledLinear, packing_works
 from pipesd.cloud.paged_cache import PagedCache
 from pipesd.cloud.pass_batches import torch_threads
@@ -25,6 +25,7 @@ from pipesd.cloud.shape import ModelShape
 from pipesd.cloud.target import TorchTarget, new_cache
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.errors import UsageError
+from pipesd.free_memory import Free, all_on_host, free_on_host
 
 MOST_UNASKED_CONTEXT = 1 << 22  # positions; their rotations alone take a gigabyte or two
 _log = logging.getLogger("pipesd.cloud")
@@ -40,6 +41,7 @@ def load_target(
     progress: Callable[[int, int], None] | None = None,
     *,
     exact: bool | None = None,
+    copies: int = 1,
     say: Callable[[str], None] = _log.warning,
 ) -> TorchTarget:
     """Loads the GGUF file or Hugging Face folder at `path` as a target with `slots` sessions of up to `context`
@@ -48,7 +50,8 @@ def load_target(
     `device`: auto (CUDA if there is any), cpu, cuda or cuda:N. `dtype`: auto (float32 on the CPU, the file's on CUDA),
     float32, bfloat16 or float16. `threads`: torch threads of a pass, None: 1. `progress(done_bytes, all_bytes)` is
     called per tensor. `exact`: row-invariant (`target`); None: on the CPU with one thread, where it costs little.
-    `say` takes warnings. UsageError for what cannot be served, and, before any weight is read, for what would not fit.
+    `copies`: workers of this machine that load the same, each for itself. `say` takes warnings. UsageError for what
+    cannot be served, and, before any weight is read, for what would not fit.
     """
     checkpoint = open_checkpoint(path)
     place = chosen_device(device)
@@ -63,7 +66,7 @@ def load_target(
     context = checked_number("context", trained if context is None else context, 2, most_context(checkpoint.shape))
     checkpoint = replace(checkpoint, shape=replace(checkpoint.shape, context=context))
     exact = exact is not False and threads == 1 if place.type == "cpu" else exact is True
-    _check_memory(checkpoint, place, DTYPES[precision], slots)
+    _check_memory(checkpoint, place, DTYPES[precision], slots, copies)
     files = "1 file" if checkpoint.files == 1 else f"{checkpoint.files} files"
     _log.info("loading %s: %s from %s", checkpoint.path, bytes_text(checkpoint.size_bytes), files)
     with torch.inference_mode(), torch_threads(threads):
@@ -96,16 +99,18 @@ def most_context(shape: ModelShape) -> int:
     return int(shape.context * shape.rope.factor) if shape.rope.kind == "dynamic" else shape.context
 
 
-def _check_memory(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, slots: int) -> None:
+def _check_memory(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, slots: int, copies: int) -> None:
     need = need_of(checkpoint.shape, dtype.itemsize, slots, packed=device.type == "cpu")
     smaller = "use --dtype bfloat16, " if dtype == torch.float32 else "use "
     advice = f"{smaller}fewer --workers (each loads its own copy), a smaller --context or another machine"
     name = str(checkpoint.path)
     if device.type == "cpu":
         check_fits(name, need.loading, need.cache, free_on_host(), advice)
+        check_all_fit(name, need.in_place, need.cache, copies, all_on_host(), advice)
     else:
-        free = Free(torch.cuda.mem_get_info(device)[0], str(device))
-        check_fits(name, need.on_device, need.cache, [free], advice)
+        free, there = (Free(count, str(device)) for count in torch.cuda.mem_get_info(device))
+        check_fits(name, need.in_place, need.cache, [free], advice)
+        check_all_fit(name, need.in_place, need.cache, copies, [there], advice)
         check_fits(name, need.staging, 0, free_on_host(), advice)
 
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pipesd.cloud.progress import bytes_text
 from pipesd.cloud.shape import ModelShape
 from pipesd.errors import UsageError
-from pipesd.free_memory import Free, free_on_host
-
-__all__ = ["Free", "Need", "check_fits", "free_on_host", "need_of"]
+from pipesd.free_memory import Free
 
 _FIXED_BYTES = 96 << 20  # beside the tensors: pieces, small tensors, and up to 64 MB of freed memory that glibc keeps
 
@@ -39,8 +37,8 @@ class Need:
         return max(self.largest, self.rotation)  # the table of rotations is made when the last matrix is in its place
 
     @property
-    def on_device(self) -> int:
-        """On a device of its own."""
+    def in_place(self) -> int:
+        """When it is loaded; on a device of its own, at any time."""
         return self.weights + self.rotation + _FIXED_BYTES
 
 
@@ -69,4 +67,17 @@ def check_fits(name: str, need: int, cache: int, free: Iterable[Free], advice: s
         raise UsageError(
             f"{name}: needs {bytes_text(need)} to load, {least.where} has {bytes_text(least.bytes)} free "
             f"(its sessions take up to {bytes_text(cache)} more); {advice}"
+        )
+
+
+def check_all_fit(name: str, need: int, cache: int, copies: int, there: Iterable[Free], advice: str) -> None:
+    """UsageError if `copies` workers, each with a copy of its own, do not fit into the least of `there`, taken empty.
+
+    Workers load at the same time, and start anew while others serve: what is free says nothing of their sum.
+    """
+    least = min(there, key=lambda each: each.bytes, default=None)
+    if copies > 1 and least is not None and copies * need > least.bytes:
+        raise UsageError(
+            f"{name}: {copies} workers need {bytes_text(copies * need)}, {least.where} has {bytes_text(least.bytes)} "
+            f"in all (their sessions take up to {bytes_text(copies * cache)} more); {advice}"
         )
