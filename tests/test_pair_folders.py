@@ -67,6 +67,18 @@ def test_a_folder_whose_weights_are_still_to_come(make: Make, tmp_path: Path) ->
     assert "the target's are missing" in pair(make(), folder).out
 
 
+def test_a_folder_of_pickled_weights(make: Make, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "pickled")
+    (folder / "model.safetensors").rename(folder / "pytorch_model-00001-of-00001.bin")
+    ran = pair(make(), folder)
+    assert ran.code == 0 and "model.safetensors (the pickled ones in the folder are never opened)" in ran.out
+
+
+def test_a_folder_as_the_draft_model_is_answered_with_how_to_convert_it(make: Make, tmp_path: Path) -> None:
+    ran = pair(write_folder(tmp_path / "draft"), make())
+    assert ran.code == 2 and "is a folder; give a GGUF file made of it, with llama.cpp's" in ran.complaint
+
+
 def test_a_folder_padded_to_another_width(make: Make, tmp_path: Path) -> None:
     assert pair(make(n_vocab=544, n_real=500), write_folder(tmp_path / "wide", n_real=500)).code == 0
 
@@ -97,9 +109,10 @@ def test_a_folder_is_read_as_the_cloud_reads_it(tmp_path: Path) -> None:
 
 
 def test_the_clouds_own_decoder_is_known_here() -> None:
-    from pipesd.cloud import hf_config
+    pytest.importorskip("torch")
+    from pipesd.cloud import gguf_file, hf_config
 
-    assert set(OWN_DECODER) == set(hf_config._FAMILIES)
+    assert set(OWN_DECODER) == {*hf_config._FAMILIES, *gguf_file.ARCHITECTURES}
 
 
 @pytest.mark.parametrize(

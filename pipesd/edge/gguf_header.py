@@ -81,7 +81,11 @@ def resolve_model(path: str | os.PathLike[str]) -> Path:
         resolved = Path(path).expanduser().resolve()
         if resolved.is_dir():
             inside = sorted(entry.name for entry in resolved.glob("*.gguf"))[:3]
-            advice = f"give one of the files in it, such as {', '.join(inside)}" if inside else "give a GGUF file"
+            advice = "give a GGUF file"
+            if inside:
+                advice = f"give one of the files in it, such as {', '.join(inside)}"
+            elif (resolved / "config.json").exists():
+                advice += " made of it, with llama.cpp's convert_hf_to_gguf.py (see docs/models.md)"
             raise UsageError(f"{resolved}: is a folder; {advice}")
         if not resolved.exists():
             raise UsageError(f"{resolved}: no such file; give the path of a GGUF model file")

@@ -66,7 +66,11 @@ def _weight_files(folder: Path) -> tuple[list[Path], str]:
     paths = [folder / Path(name).name for name in named]
     there = [path for path in paths if path.exists()]
     absent = [path.name for path in paths if not path.exists()]
-    return there, f"{absent[0]} ({len(absent)} of {len(paths)} files)" if absent else ""
+    if not absent:
+        return there, ""
+    if not there and any(folder.glob("pytorch_model*.bin")):
+        return there, f"{absent[0]} (the pickled ones in the folder are never opened)"
+    return there, f"{absent[0]} ({len(absent)} of {len(paths)} files)"
 
 
 def _tensors(path: Path) -> tuple[dict[str, int], int]:
