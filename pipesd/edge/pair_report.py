@@ -190,8 +190,12 @@ def _costs(report: PairReport) -> str:
     exact, half = shares
     return (
         f"a draft token reads {_size(report.draft.read_bytes)} of weights, a token of the target "
-        f"{_size(4 * weights)} in float32 and {_size(2 * weights)} in 16 bits: a share of {exact:.2g} and {half:.2g}"
+        f"{_size(4 * weights)} in float32 and {_size(2 * weights)} in 16 bits: a share of {_share(exact)} and {_share(half)}"
     )
+
+
+def _share(value: float) -> str:
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
 def _acceptance(report: PairReport) -> str:
