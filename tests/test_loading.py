@@ -14,11 +14,12 @@ from tiny import write_tiny
 
 pytest.importorskip("torch")
 
-from pipesd.cloud import loading
+from pipesd.cloud import loading, server
 from pipesd.cloud.loading import load_target
 from pipesd.cloud.memory import check_all_fit, check_fits, need_of
 from pipesd.cloud.progress import LoadingProgress, bytes_text
 from pipesd.cloud.shape import ModelShape
+from pipesd.config import CloudConfig
 from pipesd.errors import UsageError
 from pipesd.free_memory import Free, all_on_host, available_bytes, container_free, container_limit, free_on_host
 
@@ -125,7 +126,7 @@ def test_workers_are_counted_together(tmp_path: Path, monkeypatch: pytest.Monkey
     path = write_tiny(tmp_path / "m.gguf")
     load_target(path, "cpu")
     with pytest.raises(UsageError, match="3 workers need 304 MB, this container has 200 MB in all"):
-        load_target(path, "cpu", copies=3)
+        server.load_target(CloudConfig(model=str(path), device="cpu", workers=3))
 
 
 def test_what_does_not_fit_is_refused_before_a_weight_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

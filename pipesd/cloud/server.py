@@ -168,6 +168,7 @@ def load_target(config: CloudConfig) -> Target:
             config.threads,
             progress,
             exact=True if config.row_invariant else None,
+            copies=config.workers,
             say=_log.warning,
         )
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from pipesd.cloud.hf_folder import Folder, open_folder
-from pipesd.cloud.memory import check_fits
+from pipesd.cloud.memory import check_all_fit, check_fits
 from pipesd.cloud.pass_batches import BatchTarget, torch_threads
 from pipesd.cloud.placing import DTYPES, checked_number, chosen_device, chosen_dtype
 from pipesd.cloud.transformers_model import (
@@ -38,7 +38,7 @@ from pipesd.cloud.transformers_model import (
 )
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.errors import UsageError
-from pipesd.free_memory import Free, free_on_host
+from pipesd.free_memory import Free, all_on_host, free_on_host
 from pipesd.policy.batch_choices import Batch
 
 TILE = 8  # positions
@@ -135,13 +135,15 @@ def load_transformers_target(
     progress: Callable[[int, int], None] | None = None,
     *,
     exact: bool | None = None,
+    copies: int = 1,
     say: Callable[[str], None] = _log.warning,
 ) -> TransformersTarget:
     """Loads the Hugging Face folder at `path` as a target with `slots` sessions of up to `context` positions (None: as
     many as the model was trained for).
 
     `device`, `dtype`, `threads`: as for the plain decoder. `progress(done_bytes, all_bytes)` is called before and after
-    loading. `exact`: row-invariant, for one thread; None: on the CPU. `say` takes warnings.
+    loading. `exact`: row-invariant, for one thread; None: on the CPU. `copies`: workers of this machine that
+    load the same, each for itself. `say` takes warnings.
     UsageError for what cannot be served: no causal decoder, one whose state cannot be rolled back, weights that are
     missing or not safetensors, a folder whose code would have to run.
     """
@@ -161,7 +163,7 @@ def load_transformers_target(
     if progress is not None:
         progress(0, folder.size_bytes)
     exact = threads == 1 and (place.type == "cpu" if exact is None else exact)
-    _check_memory(folder, place, DTYPES[precision], slots * context * cached_numbers(config))
+    _check_memory(folder, place, DTYPES[precision], slots * context * cached_numbers(config), copies)
     model = load_model(folder.path, config, place, DTYPES[precision], exact=exact)
     if progress is not None:
         progress(folder.size_bytes, folder.size_bytes)
@@ -188,16 +190,20 @@ def load_transformers_target(
     return target
 
 
-def _check_memory(folder: Folder, device: torch.device, dtype: torch.dtype, cached: int) -> None:
+def _check_memory(folder: Folder, device: torch.device, dtype: torch.dtype, cached: int, copies: int) -> None:
     """UsageError if the weights, and the largest as it is stored, do not fit. `cached`: numbers in all caches."""
     largest = max(tensor.n_bytes for tensor in folder.tensors.values())
-    need = sum(math.prod(tensor.shape) for tensor in folder.tensors.values()) * dtype.itemsize + largest
+    weights = sum(math.prod(tensor.shape) for tensor in folder.tensors.values()) * dtype.itemsize
     smaller = "use --dtype bfloat16, " if dtype == torch.float32 else "use "
     advice = f"{smaller}fewer --workers (each loads its own copy), a smaller --context or another machine"
-    check_fits(str(folder.path), need, cached * dtype.itemsize, free_on_host(), advice)
+    name, cache = str(folder.path), cached * dtype.itemsize
+    check_fits(name, weights + largest, cache, free_on_host(), advice)
+    there = all_on_host()
     if device.type != "cpu":
-        free = Free(torch.cuda.mem_get_info(device)[0], str(device))
-        check_fits(str(folder.path), need - largest, cached * dtype.itemsize, [free], advice)
+        free, whole = (Free(count, str(device)) for count in torch.cuda.mem_get_info(device))
+        check_fits(name, weights, cache, [free], advice)
+        there = [whole]
+    check_all_fit(name, weights, cache, copies, there, advice)
 
 
 def check_rollback(target: TransformersTarget, model: TransformersModel, say: Callable[[str], None]) -> None:
