@@ -289,6 +289,12 @@ def test_what_this_version_does_not_have_is_refused_by_name() -> None:
         CloudConfig(keys="folder")
 
 
+def test_row_invariance_goes_with_one_thread() -> None:
+    assert CloudConfig(row_invariant=True).threads == 1
+    with pytest.raises(UsageError, match=r"^row-invariant goes with threads 1, not 2"):
+        CloudConfig(row_invariant=True, threads=2)
+
+
 def test_a_tuning_file_has_a_name() -> None:
     with pytest.raises(UsageError, match="tuning: got an empty name"):
         EdgeConfig(tuning="")

@@ -173,7 +173,7 @@ def test_the_wheel_is_complete(tmp_path: Path) -> None:
     assert metadata["Version"] == pipesd.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert SpecifierSet(metadata["Requires-Python"]) == SpecifierSet(">=3.11,<3.15")
-    assert set(metadata.get_all("Provides-Extra")) == {"edge", "cloud", "test", "bench", "dev", "all"}
+    assert set(metadata.get_all("Provides-Extra")) == {"edge", "cloud", "transformers", "test", "bench", "dev", "all"}
     assert all(f"{program} = {place}" in programs for program, place in PROGRAMS.items())
     assert metadata.get_payload(decode=True).decode().strip() == (ROOT / "README.md").read_text().strip()
 

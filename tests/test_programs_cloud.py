@@ -160,6 +160,27 @@ def test_files_that_are_no_model(models: Models, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_transformers_backend(models: Models, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from tests.tiny_hf import write_folder
+
+    folder = write_folder(tmp_path / "target", "olmo2", pad_token_id=0)
+    backend = ("--backend", "transformers")
+    with Program("cloud", "serve", "--model", folder, "--bind", ANY, *backend) as program:
+        for options, why in (  # while the other loads: importing transformers takes seconds
+            (["--model", models.target, *backend], "--backend transformers reads Hugging Face folders"),
+            (["--model", folder], "--backend transformers may serve it"),
+        ):
+            ran = cloud("serve", "--bind", ANY, *options)
+            assert (ran.code, ran.out) == (2, "") and why in ran.complaint
+        words = ["--draft", models.draft, "--cloud", address_of(program), "--prompt", "x", "--max-tokens", 9]
+        texts = [
+            ids(edge("generate", *words, "--json", "--quiet", "--strategy", name)) for name in ("cloud", "vanilla")
+        ]
+        assert texts[0] == texts[1] and len(texts[0]) > 1
+
+
+@pytest.mark.slow
 def test_debug_shows_where_an_error_came_from() -> None:
     pytest.importorskip("torch")
     ran = cloud("serve", "--model", "/no/such", "--bind", ANY, "--debug", debug=True)

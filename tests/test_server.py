@@ -13,13 +13,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from front_harness import SOON_S, Edge, edge_at, hello, wait_for
 
-from pipesd.cloud.server import CloudServer
+from pipesd.cloud.server import CloudServer, load_target
 from pipesd.config import CloudConfig
 from pipesd.core import Mode
 from pipesd.errors import UsageError
@@ -115,6 +116,29 @@ def test_a_crash_in_a_thread_is_mended_and_the_ids_are_the_same(tmp_path: Path) 
         assert generate(edge, 7, 40) == expected(40)
         assert (tmp_path / "once").exists()
         assert cloud.error is None
+
+
+@pytest.mark.parametrize("backend", ["plain", "transformers"])
+@pytest.mark.parametrize("row_invariant", [False, True])
+def test_a_configuration_loads_its_target_by_its_backend(
+    monkeypatch: pytest.MonkeyPatch, backend: str, row_invariant: bool
+) -> None:
+    pytest.importorskip("torch")
+    from pipesd.cloud import loading, transformers_target
+
+    asked: list[tuple[str, Any, Any]] = []
+
+    def load(own: str, *given: Any, **more: Any) -> ScriptedTarget:
+        *options, progress = given
+        progress(1, 2)
+        asked.append((own, options, more["exact"]))
+        return ScriptedTarget()
+
+    monkeypatch.setattr(loading, "load_target", partial(load, "plain"))
+    monkeypatch.setattr(transformers_target, "load_transformers_target", partial(load, "transformers"))
+    config = CloudConfig(model="m", backend=backend, row_invariant=row_invariant, max_sessions=3, dtype="bfloat16")
+    assert isinstance(load_target(config), ScriptedTarget)
+    assert asked == [(backend, ["m", "auto", "bfloat16", None, 3, 1], True if row_invariant else None)]
 
 
 def test_what_cannot_start_says_why_and_leaves_nothing_behind() -> None:

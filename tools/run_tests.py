@@ -29,7 +29,7 @@ TOOL = "tools/test"
 DEFAULT_LIMIT_S = 120
 MODEL_LIMIT_S = 600
 NO_TESTS = 5  # pytest's exit code
-EVERY_EXTRA = ("edge", "cloud", "test", "bench", "dev")
+EVERY_EXTRA = ("edge", "cloud", "transformers", "test", "bench", "dev")
 
 DESCRIPTION = f"""\
 Makes an environment, then checks style (ruff), types (mypy), the default tests, and the tests that take long or need
