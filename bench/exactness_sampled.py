@@ -31,6 +31,7 @@ from pipesd.edge.drafter import Drafter
 from pipesd.sim.check import check_file
 from pipesd.sim.proxy import LinkProxy
 
+PATIENCE_S = 300.0  # a busy machine may take its time to start a worker again
 OWN_PROMPTS = str(Path(__file__).parents[1] / "tests" / "prompts.json")
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.6},
@@ -57,7 +58,7 @@ class Checked:
     ) -> dict[str, Any]:  # fmt: skip
         """One generation: its ids must be `own`, its event log without findings."""
         self._log.unlink(missing_ok=True)
-        config = EdgeConfig(cloud=address, tuning="off", events=str(self._log), **way)
+        config = EdgeConfig(cloud=address, tuning="off", patience_s=PATIENCE_S, events=str(self._log), **way)
         done = generate(config, ids, self.tokens, drafter=self.drafter, **options)
         if own is not None and done["ids"] != own:
             self.findings.append(f"{name} {way}: other ids from number {common_prefix(done['ids'], own)} on")
