@@ -15,8 +15,8 @@ _LOG_S = 10.0  # between two lines of a log
 class LoadingProgress:
     """`with LoadingProgress(name, say, sys.stderr) as progress: load_target(path, progress=progress)`.
 
-    On a terminal one line is rewritten in place and wiped at the end; elsewhere `say` gets a whole line now and then.
-    `stream` None: never a terminal. Nothing is told of the first second. Not thread-safe.
+    On a terminal one line is rewritten in place and wiped at the end; elsewhere `say` gets a whole line every ten
+    seconds. `stream` None: never a terminal. Nothing is told of the first second. Not thread-safe.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class LoadingProgress:
         self._say = say
         self._terminal = stream if stream is not None and stream.isatty() else None
         self._clock = clock
-        self._next = clock() + _SILENT_S
+        self._next = clock() + (_LOG_S if self._terminal is None else _SILENT_S)
         self._width = 0  # of the line that stands there
 
     def __call__(self, done_bytes: int, all_bytes: int) -> None:
