@@ -73,3 +73,10 @@ def test_every_line_of_a_report_is_explained() -> None:
     table = TEXT.partition("| line | what it means |")[2].partition("\n\n")[0]
     explained = {name for row in re.findall(r"^\| ([a-z, ]+) \|", table, re.MULTILINE) for name in row.split(", ")}
     assert len(lines) >= 7 and lines - {"draft", "target"} == explained
+
+
+def test_every_name_of_the_json_object_is_explained() -> None:
+    from pipesd.edge.pair_report import NAMES
+
+    told = TEXT.partition("`--json` prints one object")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`([a-z_0-9]+)`", told)) - {"null"} == set(NAMES)
