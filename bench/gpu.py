@@ -34,6 +34,7 @@ from pipesd.cloud.model import Decoder, PlainLinear
 from pipesd.cloud.paged_attention import PagedRead, plain_read
 from pipesd.cloud.paged_cache import PagedCache
 from pipesd.cloud.shape import CacheShape, ModelShape, Rope
+from pipesd.cloud.steps import steps_for
 from pipesd.cloud.target import TorchTarget, new_cache
 from pipesd.core import ModelInfo, Vocabulary
 
@@ -70,7 +71,7 @@ def random_decoder(shape: ModelShape, device: torch.device, dtype: torch.dtype, 
         return values if name.startswith("token_embd") else values.mul_(2 * size[1] ** -0.5)
 
     with torch.inference_mode():
-        return Decoder(shape, weight, PlainLinear, device=device, dtype=dtype)
+        return Decoder(shape, weight, PlainLinear, device=device, dtype=dtype, steps=steps_for(device))
 
 
 def seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:

@@ -54,13 +54,15 @@ DOORS = {
         "pipesd.cloud.pass_batches",
         "pipesd.cloud.placing",
         "pipesd.cloud.safetensors_file",
+        "pipesd.cloud.step_kernels",
+        "pipesd.cloud.steps",
         "pipesd.cloud.target",
         "pipesd.cloud.transformers_model",
         "pipesd.cloud.transformers_target",
     ),
     "transformers": ("pipesd.cloud.transformers_model",),
     "safetensors": ("pipesd.cloud.transformers_model",),
-    "triton": ("pipesd.cloud.paged_kernels",),
+    "triton": ("pipesd.cloud.paged_kernels", "pipesd.cloud.step_kernels"),
     "zmq": ("pipesd.transport", "pipesd.sockets", "pipesd.cloud.front"),
 }
 ELSEWHERE = {"numpy"}  # may be imported anywhere

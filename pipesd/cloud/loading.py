@@ -22,6 +22,7 @@ from pipesd.cloud.pass_batches import torch_threads
 from pipesd.cloud.placing import DTYPES, checked_number, chosen_device, chosen_dtype
 from pipesd.cloud.progress import bytes_text
 from pipesd.cloud.shape import ModelShape
+from pipesd.cloud.steps import steps_for
 from pipesd.cloud.target import TorchTarget, new_cache
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.errors import UsageError
@@ -180,7 +181,9 @@ def _load(
                 f"{str(dtype).removeprefix('torch.')}); passes are slower, not less exact"
             )
     divisors = weight("rope_freqs.weight") if "rope_freqs.weight" in checkpoint.tensors else None
-    decoder = Decoder(shape, weight, linear, device=device, dtype=dtype, rope_divisors=divisors)
+    decoder = Decoder(
+        shape, weight, linear, device=device, dtype=dtype, rope_divisors=divisors, steps=steps_for(device)
+    )
     if device.type == "cpu":
         huge_pages.gather(matrix.memory for matrix in decoder.matrices())
     return decoder

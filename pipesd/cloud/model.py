@@ -24,6 +24,7 @@ from torch import Tensor
 
 from pipesd.cloud.rotary import rotation_table
 from pipesd.cloud.shape import ModelShape
+from pipesd.cloud.steps import PlainSteps, Steps
 
 
 class Linear(Protocol):
@@ -129,7 +130,8 @@ class Decoder:
 
     `weight(name)` is asked once for each tensor under its GGUF name and gives float32 on the CPU, to be overwritten;
     `linear(matrix, bias or None)` makes the form in which matrices are kept, of tensors on `device` in `dtype`;
-    `rope_divisors`, (head_size / 2,), divide the rotary frequencies where the checkpoint has any.
+    `rope_divisors`, (head_size / 2,), divide the rotary frequencies where the checkpoint has any. `steps`: what is done
+    between the matrices, by torch's own operators if it is None.
 
     While it is made there are in memory the weights so far, one tensor as it was read, and the matrix of which that
     becomes a part. A tied output layer is the embeddings, unless `linear` copies what it is given, as `PackedLinear`
@@ -145,8 +147,10 @@ class Decoder:
         device: torch.device,
         dtype: torch.dtype,
         rope_divisors: Tensor | None = None,
+        steps: Steps | None = None,
     ) -> None:
         self.shape = shape
+        self.steps = steps or PlainSteps()
         self.embedding = weight("token_embd.weight").to(device, dtype)
         loader = _Loader(shape, weight, linear, device, dtype)
         self.layers = [loader.layer(f"blk.{i}.") for i in range(shape.layers)]
@@ -179,35 +183,20 @@ class Decoder:
         s = self.shape
         rotation = self.rotation[attention.positions]
         x = F.embedding(ids, self.embedding)
+        steps, addend = self.steps, None
         for i, layer in enumerate(self.layers):
-            heads = layer.qkv(self._unit(x))
+            heads = layer.qkv(steps.unit(x, addend, self._floor))
             query = heads[:, : s.heads * s.head_size]
             heads = heads.unflatten(-1, (-1, s.head_size))
-            self._turn(heads[:, : s.heads + s.kv_heads], layer.head_gains, rotation)
+            steps.turn(heads[:, : s.heads + s.kv_heads], layer.head_gains, rotation, self._head_floor)
             attention.store(i, heads[:, s.heads :])
-            x.add_(layer.out(attention.attend(i, query)))
-            gate, up = layer.gate_up(self._unit(x)).chunk(2, dim=-1)
-            x.add_(layer.down(F.silu(gate).mul_(up)))
+            addend = layer.out(attention.attend(i, query))
+            addend = layer.down(steps.gate(layer.gate_up(steps.unit(x, addend, self._floor))))
         if wanted is None:
             return None
+        assert addend is not None
+        x.add_(addend)
         return self.head(F.rms_norm(x[wanted], (s.hidden,), self.norm, s.norm_eps)).float()
-
-    def _unit(self, x: Tensor) -> Tensor:
-        """x / √(Σ x² + hidden ε), the sum in float32."""
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).hypot_(self._floor)
-        return torch.div(x, length, out=torch.empty_like(x))
-
-    def _turn(self, heads: Tensor, gains: Tensor | None, rotation: Tensor) -> None:
-        """Norms each head of (rows, heads, head_size) where there are gains and turns its pairs; in place, in float32
-        whatever the precision.
-        """
-        values = heads.float()
-        if gains is not None:
-            length = torch.linalg.vector_norm(values, dim=-1, keepdim=True).hypot_(self._head_floor)
-            values.div_(length).mul_(gains)
-        torch.view_as_complex(values.unflatten(-1, (-1, 2))).mul_(rotation)
-        if heads.dtype != torch.float32:
-            heads.copy_(values)
 
 
 @dataclass(frozen=True)
