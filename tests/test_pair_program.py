@@ -168,6 +168,27 @@ def test_what_is_measured_is_what_a_slow_reading_gives(make: Make) -> None:
     assert sample.mean_run == pytest.approx(sum(map(len, runs)) / len(runs if runs[-1] else runs[:-1]))
 
 
+def test_a_text_that_ends_is_measured_up_to_its_end(make: Make) -> None:
+    from pipesd.edge.drafter import Drafter
+
+    model = Drafter(make(), context=64)
+    model.extend(model.tokeniser.encode("def f(x):", special=True))
+    text = [model.draft().id for _ in range(12)]
+    model.close()
+    ends = read_gguf(make(eos_id=text[6]))
+    sample = pair_sample.sample_here(ends, ends, ["def f(x):"], 12, 1)
+    assert sample.tokens == text.index(text[6]) + 1
+
+
+@pytest.mark.parametrize(
+    ("accepted", "per_token", "rounds", "rejected"),
+    [(7, 0.7, 5, 3), (2, 0.666667, 9, 1), (0, 0.0, 4, 4), (0, None, 3, 0)],
+)
+def test_first_rejections_of_a_generation(accepted: int, per_token: float | None, rounds: int, rejected: int) -> None:
+    stats = {"accepted": accepted, "acceptance_per_token": per_token, "rounds": rounds}
+    assert pair_sample.rejected(stats) == rejected
+
+
 def test_too_little_memory_is_said_and_the_rest_stands(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         pair_sample, "free_on_host", lambda: [Free(10**15, "this machine"), Free(1000, "this container")]

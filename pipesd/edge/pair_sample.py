@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,9 +161,7 @@ def sample_at_cloud(config: EdgeConfig, prompts: Sequence[str], tokens: int, int
             stats = session.stats
             written, rounds = written + stats["tokens"], rounds + stats["rounds"]
             accepted += stats["accepted"]
-            per_token = stats["acceptance_per_token"]
-            if per_token is not None:
-                rejections += round(stats["accepted"] / per_token) - stats["accepted"] if per_token else stats["rounds"]
+            rejections += rejected(stats)
     if not accepted + rejections:
         raise NotMeasured("the target ended at once behind every prompt: give others with --prompt")
     return Sample(
@@ -175,3 +173,11 @@ def sample_at_cloud(config: EdgeConfig, prompts: Sequence[str], tokens: int, int
         mean_run=accepted / rounds,
         longest=config.draft_length,
     )
+
+
+def rejected(stats: Mapping[str, Any]) -> int:
+    """How many drafts ended at a first difference, of the statistics of a generation."""
+    accepted, per_token = stats["accepted"], stats["acceptance_per_token"]
+    if per_token is None:
+        return 0
+    return round(accepted / per_token) - accepted if per_token else int(stats["rounds"])
