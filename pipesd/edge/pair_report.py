@@ -190,7 +190,8 @@ def _costs(report: PairReport) -> str:
     exact, half = shares
     return (
         f"a draft token reads {_size(report.draft.read_bytes)} of weights, a token of the target "
-        f"{_size(4 * weights)} in float32 and {_size(2 * weights)} in 16 bits: a share of {_share(exact)} and {_share(half)}"
+        f"{_size(4 * weights)} in float32 and {_size(2 * weights)} in 16 bits: "
+        f"a share of {_share(exact)} and {_share(half)}"
     )
 
 
