@@ -166,7 +166,7 @@ def _kind(path: Path, tokenizer: Mapping[str, Any], model: Mapping[str, Any]) ->
     if named == "Unigram" or (named == "BPE" and model.get("byte_fallback")):
         return "llama"
     if named == "BPE":
-        steps = {step.get("type") for key in _STEPS for step in _steps(tokenizer.get(key))}
+        steps = {str(step.get("type")) for key in _STEPS for step in _steps(tokenizer.get(key))}
         if "ByteLevel" in steps:
             return "gpt2"
         if "Metaspace" in steps:

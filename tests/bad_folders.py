@@ -253,6 +253,9 @@ SPOILED: dict[str, Spoil] = {
     "vocabulary of words": edit(TOKENS, lambda values: values["model"].update(type="WordPiece")),
     "vocabulary of a strange type": edit(TOKENS, lambda values: values["model"].update(type=ESCAPE)),
     "vocabulary of no model": edit(TOKENS, lambda values: values.update(model=None)),
+    "vocabulary with steps of no name": edit(
+        TOKENS, lambda values: values.update(decoder={"type": []}, pre_tokenizer={"type": {}}, normalizer={"type": 5})
+    ),
     "vocabulary id negative": vocabulary(lambda ids: ids.update({"zz1": -1})),
     "vocabulary id huge": vocabulary(lambda ids: ids.update({"zz1": 10**12})),
     "vocabulary id big": vocabulary(lambda ids: ids.update({"zz1": BIG})),
