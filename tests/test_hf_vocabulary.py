@@ -212,7 +212,7 @@ def test_a_byte_level_step_may_stand_in_a_sequence(tmp_path: Path) -> None:
 def test_special_ids_come_from_the_tokenizers_texts_then_from_the_config(tmp_path: Path) -> None:
     folder = simple(tmp_path, added_tokens=[added(256, "<|endoftext|>"), added(258, "<|im_end|>")])
     options(folder, eos_token="<|im_end|>", bos_token=None)
-    config = {"vocab_size": 300, "eos_token_id": 256, "bos_token_id": 257, "pad_token_id": [1]}
+    config = {"vocab_size": 300, "eos_token_id": 256, "bos_token_id": 257, "pad_token_id": [1], "unk_token_id": 300}
     assert read_hf_vocabulary(folder, config).special_ids == {"eos_token_id": 258, "bos_token_id": 257}
     assert read_hf_vocabulary(folder, {"text_config": config}).special_ids["bos_token_id"] == 257
 
