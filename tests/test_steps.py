@@ -89,3 +89,18 @@ def test_the_cpu_has_torchs_own_and_cuda_the_kernels_where_triton_is(monkeypatch
 
 def test_cuda_has_the_kernels_where_triton_is(kernels: Steps) -> None:
     assert type(steps_for(torch.device("cuda"))) is type(kernels)
+
+
+def test_a_row_has_the_same_bits_among_any_number_of_rows() -> None:
+    """A length whose hypotenuse with a floor is rounded in two ways, many at a time and one by one."""
+    x = torch.zeros(80, 1, 24)
+    x[:, :, 3] = 7.680696964263916
+    floor, gains = torch.tensor(0.38013434410095215), torch.ones(1, 24)
+    rotation = torch.ones(80, 1, 12, dtype=torch.complex64)
+    whole, turned = PlainSteps().unit(x[:, 0], None, floor * floor), x.clone()
+    PlainSteps().turn(turned, gains, rotation, floor * floor)
+    for rows in (1, 3, 17, 79):
+        assert torch.equal(PlainSteps().unit(x[:rows, 0], None, floor * floor), whole[:rows])
+        part = x[:rows].clone()
+        PlainSteps().turn(part, gains, rotation[:rows], floor * floor)
+        assert torch.equal(part, turned[:rows])

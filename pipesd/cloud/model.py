@@ -7,8 +7,8 @@ group form one axis without a copy; the two halves of a rotary pair are neighbou
 
 Between two matrices every operator costs more than its arithmetic, because the weights that stream by leave the caches
 empty. Therefore there are few: the gain of a norm, and √hidden, are multiplied into the matrix behind it, and then
-x / √(mean x² + ε) is x over the hypotenuse of |x| and √(hidden ε). On the demo model that saves a fifth of a pass. A
-matrix adds its bias itself.
+x / √(mean x² + ε) is x / √(Σ x² + hidden ε). On the demo model that saves a fifth of a pass. A matrix adds its bias
+itself.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ class Decoder:
         self.norm = weight("output_norm.weight").to(device, dtype)
         self.head = linear(self.embedding if shape.tied else weight("output.weight").to(device, dtype), None)
         self.rotation = rotation_table(shape.rope, shape.head_size, shape.context, rope_divisors).to(device)
-        self._floor = torch.tensor((shape.hidden * shape.norm_eps) ** 0.5, device=device)
-        self._head_floor = torch.tensor((shape.head_size * shape.norm_eps) ** 0.5, device=device)
+        self._floor = torch.tensor(shape.hidden * shape.norm_eps, device=device)
+        self._head_floor = torch.tensor(shape.head_size * shape.norm_eps, device=device)
 
     def matrices(self) -> list[Linear]:
         """All linear layers."""

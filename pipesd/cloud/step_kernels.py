@@ -28,7 +28,7 @@ def _unit(  # type: ignore[no-untyped-def]
         tl.store(x + row * SIZE + i, values, mask=inside)
     values = values.to(tl.float32)
     least = tl.load(floor)
-    length = tl.sqrt(tl.sum(values * values, 0) + least * least)
+    length = tl.sqrt(tl.sum(values * values, 0) + least)
     tl.store(out + row * SIZE + i, (values / length).to(out.dtype.element_ty), mask=inside)
 
 
@@ -47,7 +47,7 @@ def _turn(  # type: ignore[no-untyped-def]
     b = tl.load(where + 1, mask=inside, other=0.0).to(tl.float32)
     if NORMS:
         least = tl.load(floor)
-        length = tl.sqrt(tl.sum(a * a + b * b, 0) + least * least)
+        length = tl.sqrt(tl.sum(a * a + b * b, 0) + least)
         a = a / length * tl.load(gains + head * SIZE + 2 * pair, mask=inside, other=0.0)
         b = b / length * tl.load(gains + head * SIZE + 2 * pair + 1, mask=inside, other=0.0)
     cosine = tl.load(rotation + row * SIZE + 2 * pair, mask=inside, other=0.0)
