@@ -179,6 +179,11 @@ def test_parts_that_do_not_belong_together_are_named(tmp_path: Path, parts: list
     with pytest.raises(UsageError, match=f"^{parts[1]}: is cut off"):
         open_checkpoint(parts[0])
     parts[1].write_bytes(good)
+    first = bytearray(parts[0].read_bytes())
+    struct.pack_into("<i", first, first.index(b"split.tensors.count") + len(b"split.tensors.count") + 4, 99)
+    parts[0].write_bytes(first)
+    with pytest.raises(UsageError, match=f"^{parts[2]}: its 3 parts have 21 tensors, not 99"):
+        open_checkpoint(parts[2])
     alone = tmp_path / "alone.gguf"
     shutil.copy(parts[1], alone)
     with pytest.raises(UsageError, match=f"^{alone}: is one part of 3, but not named as one; .*-00002-of-00003.gguf"):
@@ -302,6 +307,20 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
 def test_keys_of_the_wrong_type(tmp_path: Path, changes: tuple[tuple[str, int | str], ...], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         open_checkpoint(write_tiny(tmp_path / "m.gguf", extra=changes))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b"tokenizer.ggml.bos_token_id", b"tokenizer.ggml.eos_token_id", "'tokenizer.ggml.eos_token_id' twice"),
+        (b"blk.1.ffn_up.weight", b"blk.0.ffn_up.weight", "a tensor twice"),
+    ],
+)
+def test_what_stands_twice_is_refused(tmp_path: Path, old: bytes, new: bytes, said: str) -> None:
+    path = write_tiny(tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes().replace(old, new))
+    with pytest.raises(UsageError, match=f"^{path}: its GGUF header is damaged .{said}"):
+        open_checkpoint(path)
 
 
 def test_a_byte_without_a_number_is_refused(tmp_path: Path) -> None:
