@@ -252,6 +252,8 @@ def test_parts_of_a_model(make: Make, tmp_path: Path) -> None:
         part.write_bytes(make().read_bytes())
     facts, one = read_gguf(parts[0]), read_gguf(make())
     assert facts.file_bytes == 2 * one.file_bytes and facts.vocabulary == one.vocabulary
+    more = pair_sample._needed_bytes(facts, 64) - pair_sample._needed_bytes(one, 64)
+    assert more == one.file_bytes, "memory for all parts"
     ran = pair(make(), parts[1])
     assert ran.code == 2 and "is part 2 of a model in 2 files; give the first" in ran.complaint
     parts[1].unlink()

@@ -64,7 +64,6 @@ def show_pair(config: PairConfig, prompts: Sequence[str], *, as_json: bool, inte
     except PipeSDError as error:
         failure = error
         report = report and compare(draft, target, unmeasured=str(error))
-    interrupts.speak()
     if isinstance(failure, Cancelled):
         raise failure
     if as_json:
