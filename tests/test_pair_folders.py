@@ -130,6 +130,20 @@ def test_a_folder_is_read_as_the_cloud_reads_it(tmp_path: Path) -> None:
     assert read_folder(write_folder(tmp_path / "yarn", rope_scaling=yarn)).context == 2048
 
 
+@pytest.mark.parametrize(("options", "added"), [({}, True), ({"add_bos_token": False}, False)])
+def test_a_sentencepiece_model_wants_its_start_token_unless_told(
+    tmp_path: Path, options: dict[str, Any], added: bool
+) -> None:
+    """That is llama.cpp's rule where a file does not say."""
+    ids = {"<unk>": 0, "<s>": 1, "</s>": 2, "a": 3}
+    tokenizer = {"model": {"type": "BPE", "byte_fallback": True, "unk_token": "<unk>", "vocab": ids, "merges": []}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", **options}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 4, "eos_token_id": 2}))
+    facts = read_folder(tmp_path)
+    assert (facts.bos_id, facts.add_bos, facts.context) == (1, added, 0)
+
+
 def test_the_clouds_own_decoder_is_known_here() -> None:
     pytest.importorskip("torch")
     from pipesd.cloud import gguf_file, hf_config

@@ -86,6 +86,12 @@ def test_each_remark(make: Make) -> None:
     assert any("not much smaller" in remark for remark in found["remarks"])
 
 
+def test_start_tokens(make: Make) -> None:
+    plain, first, second = (read_gguf(make(add_bos=bool(bos), bos_id=bos or 257)) for bos in (0, 256, 257))
+    lacking = [compare(*pair).remarks for pair in ((plain, first), (second, first), (first, first), (first, plain))]
+    assert [any("lack the start token" in remark for remark in each) for each in lacking] == [True, True, False, False]
+
+
 def test_end_tokens_of_either_side_are_shown(make: Make) -> None:
     shown = describe(compare(read_gguf(make(eos_id=300)), read_gguf(make())), ascii_only=False)
     assert (
