@@ -21,7 +21,9 @@ from pipesd.errors import UsageError
 OLDEST = (4, 56)
 _GET_IT = "pip install 'pipesd[transformers]'"
 # What transformers raises for a folder that it cannot make a model of; it has no class for it.
-_FAILURES = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, ImportError, RuntimeError)
+_FAILURES = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, ImportError, RuntimeError, ArithmeticError,
+)  # fmt: skip
 # Layers of a cache that hold nothing but keys and values, so that cutting them back leaves no trace.
 _PLAIN_LAYERS = frozenset({"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"})
 
@@ -138,17 +140,18 @@ def positions_of(config: Any) -> int | None:
             "su",
         ):
             # beyond it all angles change, those in cached keys do not
-            original = each.get("original_max_position_embeddings") or text.original_max_position_embeddings
-            bound = min(bound or original, original)
+            named = each.get("original_max_position_embeddings")
+            original = named or getattr(text, "original_max_position_embeddings", None) or bound
+            bound = min(bound or original, original) if original else None
     return bound
 
 
 def cached_numbers(config: Any) -> int:
-    """How many numbers a position takes in the cache of a model that keeps whole keys and values in each layer."""
+    """How many numbers a position takes in a cache of whole keys and values, 0 where the configuration does not say."""
     text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return int(2 * text.num_hidden_layers * heads * size)
+    layers, heads = getattr(text, "num_hidden_layers", 0), getattr(text, "num_attention_heads", 0)
+    size = getattr(text, "head_dim", None) or getattr(text, "hidden_size", 0) // max(heads, 1)
+    return int(2 * layers * (getattr(text, "num_key_value_heads", None) or heads) * size)
 
 
 def load_model(path: Path, config: Any, device: torch.device, dtype: torch.dtype, *, exact: bool) -> TransformersModel:
@@ -186,13 +189,13 @@ def _first_line(error: Exception) -> str:
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
     """Failures of transformers as one line with the folder's name."""
+    from huggingface_hub import errors
     from safetensors import SafetensorError
 
+    wrong_value = getattr(errors, "StrictDataclassError", SafetensorError)  # later releases look at a config's values
     try:
         yield
-    except (*_FAILURES, SafetensorError) as error:
-        if isinstance(error, UsageError):
-            raise
+    except (*_FAILURES, SafetensorError, wrong_value) as error:
         version = import_transformers().__version__
         raise UsageError(f"{path}: transformers {version} cannot run it ({_first_line(error)})") from error
 

@@ -8,7 +8,7 @@ known in part is run again from its start when more of it is known. So the shape
 position alone. A decoder whose rows touch each other in another way, as those of a mixture of experts may, is found out
 when loading.
 
-Without that promise (`exact=False`, several threads, CUDA) a session's ids go through in one pass.
+Without that promise (`exact=False`, several threads, CUDA unasked) a session's ids go through in one pass.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def load_transformers_target(
     many as the model was trained for).
 
     `device`, `dtype`, `threads`: as for the plain decoder. `progress(done_bytes, all_bytes)` is called before and after
-    loading. `exact`: row-invariant, for one thread; None: on the CPU. `copies`: workers of this machine that
+    loading. `exact`: row-invariant; None: on the CPU with one thread. `copies`: workers of this machine that
     load the same, each for itself. `say` takes warnings.
     UsageError for what cannot be served: no causal decoder, one whose state cannot be rolled back, weights that are
     missing or not safetensors, a folder whose code would have to run.
@@ -162,7 +162,7 @@ def load_transformers_target(
     context = checked_number("context", context or positions or 0, 2, positions)
     if progress is not None:
         progress(0, folder.size_bytes)
-    exact = threads == 1 and (place.type == "cpu" if exact is None else exact)
+    exact = exact is not False and threads == 1 if place.type == "cpu" else exact is True
     _check_memory(folder, place, DTYPES[precision], slots * context * cached_numbers(config), copies)
     model = load_model(folder.path, config, place, DTYPES[precision], exact=exact)
     if progress is not None:
