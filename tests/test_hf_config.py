@@ -161,6 +161,8 @@ def test_biases(family: str, changes: dict[str, Any], biases: str) -> None:
 def test_heads_may_be_of_any_size() -> None:
     assert shape(head_dim=32).head_size == 32 and shape("mistral", head_dim=8).head_size == 8
     assert shape(head_dim=None).head_size == 16 and shape(num_key_value_heads=None).kv_heads == 4
+    unsaid = {key: value for key, value in config("qwen3").items() if key != "head_dim"}
+    assert read_shape(PATH, unsaid).head_size == 128  # whatever its other sizes
 
 
 @pytest.mark.parametrize(
