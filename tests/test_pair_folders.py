@@ -101,6 +101,15 @@ def test_a_folder_as_the_draft_model_is_answered_with_how_to_convert_it(make: Ma
     assert ran.code == 2 and "is a folder; give a GGUF file made of it, with llama.cpp's" in ran.complaint
 
 
+def test_a_file_of_a_folder_and_nothing_at_all(make: Make, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "f")
+    for name in ("model.safetensors", "config.json"):
+        ran = pair(make(), folder / name)
+        assert ran.code == 2 and f"name the folder {folder}" in ran.complaint
+    ran = pair(make(), tmp_path / "nothing")
+    assert ran.code == 2 and "no such file or folder; give a GGUF file or a Hugging Face folder" in ran.complaint
+
+
 def test_a_folder_padded_to_another_width(make: Make, tmp_path: Path) -> None:
     assert pair(make(n_vocab=544, n_real=500), write_folder(tmp_path / "wide", n_real=500)).code == 0
 

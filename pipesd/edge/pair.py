@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pipesd.edge.pair_models import ModelFacts
     from pipesd.edge.pair_sample import Sample
 
+_OF_FOLDERS = (".safetensors", ".json", ".bin")
 _AT_A_CLOUD = "start pipesd-cloud with the target and give --cloud ADDRESS"
 
 
@@ -78,13 +79,19 @@ def show_pair(config: PairConfig, prompts: Sequence[str], *, as_json: bool, inte
 
 
 def _folder(path: str) -> Path | None:
-    """The folder at `path`; None for anything but a Hugging Face folder, of which the reader of GGUF files has more to
-    say."""
+    """The Hugging Face folder at `path`; None for what may be a GGUF file or has a reader with more to say. Raises
+    `UsageError` where there is nothing, and for a file in a folder."""
     try:
         resolved = Path(path).expanduser().resolve()
-        return resolved if (resolved / "config.json").is_file() else None
+        if (resolved / "config.json").is_file():
+            return resolved
+        if not resolved.exists():
+            raise UsageError(f"{resolved}: no such file or folder; give a GGUF file or a Hugging Face folder")
+        if resolved.suffix in _OF_FOLDERS and (resolved.parent / "config.json").is_file():
+            raise UsageError(f"{resolved}: is a file of a Hugging Face folder; name the folder {resolved.parent}")
     except (OSError, RuntimeError, ValueError):  # a loop of links, no home folder, a NUL in the name
         return None
+    return None
 
 
 def _sample(
