@@ -43,7 +43,7 @@ def kernels() -> PagedRead:
     return importlib.import_module("pipesd.cloud.paged_kernels").triton_read  # type: ignore[no-any-return]
 
 
-@pytest.fixture(params=["plain", "kernels"])
+@pytest.fixture(params=["plain", pytest.param("kernels", marks=pytest.mark.slow)])
 def read(request: pytest.FixtureRequest) -> PagedRead:
     return plain_read if request.param == "plain" else request.getfixturevalue("kernels")
 
@@ -120,7 +120,7 @@ def filled(shape: CacheShape, lengths: list[int], read: PagedRead, dtype: torch.
 def test_any_ragged_pass_reads_what_each_session_alone_would(read: PagedRead) -> None:
     sessions = filled(SHAPE, [270, 63, 5, 130], read)
     draw = np.random.default_rng(1)
-    for _ in range(4):
+    for _ in range(3):
         slots = draw.permutation(4)[: draw.integers(1, 5)].tolist()
         batch = [(slot, int(draw.integers(1, 12))) for slot in slots]
         sessions.check(batch, int(draw.integers(1, 48)))
@@ -171,11 +171,10 @@ def test_the_bits_of_a_row_do_not_depend_on_its_pass(kernels: PagedRead, dtype: 
     assert all(torch.equal(texts[0], other) for other in texts[1:])
 
 
+@pytest.mark.slow
 def test_long_texts_have_longer_splits(kernels: PagedRead) -> None:
     edge = SPLIT * MOST_SPLITS
-    shape = CacheShape(1, 1, 2, 16, 2 * edge + 100)
-    for start in (edge - 1, 2 * edge - 2):
-        filled(shape, [start], kernels).check([(0, 3)])
+    filled(CacheShape(1, 1, 2, 16, edge + 100), [edge - 1], kernels).check([(0, 2)])
 
 
 def test_spans_and_tiles_cover_every_row_once() -> None:

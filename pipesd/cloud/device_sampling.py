@@ -66,7 +66,7 @@ def _chosen(logits: Tensor, rows: Sequence[_Row]) -> Tensor:
     drawn = [not row.sampling.greedy for row in rows]
     if any(drawn):
         ids = torch.where(_column(drawn, torch.bool, logits), _raced(logits - highest, rows), ids)
-    return torch.where(highest.isfinite(), ids, -1).flatten()
+    return ids.masked_fill(~highest.isfinite(), -1).flatten()  # `where` with a number would wait for the device
 
 
 def _raced(below: Tensor, rows: Sequence[_Row]) -> Tensor:
@@ -92,7 +92,7 @@ def _truncated(weights: Tensor, rows: Sequence[_Row]) -> Tensor:
         _column([o.min_p for o in options], torch.float32, weights),
         torch,
     )
-    return torch.where(weights >= least, weights, 0.0)
+    return weights.masked_fill(weights < least, 0.0)
 
 
 def _adjusted(logits: Tensor, rows: Sequence[_Row]) -> Tensor:

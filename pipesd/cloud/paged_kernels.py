@@ -43,6 +43,7 @@ def _read_split(  # type: ignore[no-untyped-def]
     HEAD: tl.constexpr,
     BLOCK_HEAD: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -59,9 +60,9 @@ def _read_split(  # type: ignore[no-untyped-def]
     start = tl.load(positions + first)
     span = tl.load(spans + first)
     end = start + count  # of the keys that the last row sees
-    low = tl.maximum(split * span, start - window + 1) // PAGE_SIZE
+    low = tl.maximum(split * span, start - window + 1) // BLOCK_KEYS
     low = tl.maximum(low, 0)
-    high = (tl.minimum(split * span + span, end) + PAGE_SIZE - 1) // PAGE_SIZE
+    high = (tl.minimum(split * span + span, end) + BLOCK_KEYS - 1) // BLOCK_KEYS
     if low >= high:
         return
 
@@ -81,9 +82,10 @@ def _read_split(  # type: ignore[no-untyped-def]
     highest = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_ROWS], tl.float32)
     values = tl.zeros([BLOCK_ROWS, BLOCK_HEAD], tl.float32)
-    for page in range(low, high):
-        place = tl.load(table + slot * table_stride + page) * PAGE_SIZE + tl.arange(0, PAGE_SIZE)
-        key_at = page * PAGE_SIZE + tl.arange(0, PAGE_SIZE)
+    for block in range(low, high):
+        key_at = block * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
+        page = tl.load(table + slot * table_stride + block * BLOCK_KEYS // PAGE_SIZE)
+        place = page * PAGE_SIZE + key_at % PAGE_SIZE
         there = (key_at < end)[:, None] & inside[None, :]
         where = kv + place[:, None] * kv_stride + kv_head * HEAD + d[None, :]
         k = tl.load(where, mask=there, other=0.0)
@@ -139,6 +141,11 @@ def _combine(  # type: ignore[no-untyped-def]
     tl.store(out + (row * HEADS + head) * HEAD + d, value.to(out.dtype.element_ty), mask=d < HEAD)
 
 
+def _block_keys(dtype: torch.dtype) -> int:
+    """Keys that are multiplied at once; in float32 it is done without matrix units, by code that grows with them."""
+    return 16 if dtype == torch.float32 else PAGE
+
+
 def triton_read(query: Tensor, kv: Tensor, table: Tensor, rows: PassRows, shape: CacheShape, window: int) -> Tensor:
     """The attention by these kernels: see `PagedRead`. float32 is multiplied as float32, never rounded to TF32."""
     assert query.stride(1) == 1 and kv.is_contiguous() and table.stride(1) == 1
@@ -154,7 +161,7 @@ def triton_read(query: Tensor, kv: Tensor, table: Tensor, rows: PassRows, shape:
         query.stride(0), kv.stride(0), table.stride(0), reach, shape.head_size**-0.5 * math.log2(math.e),
         KV_HEADS=shape.kv_heads, GROUPS=shape.groups, HEAD=shape.head_size, BLOCK_HEAD=block_head,
         BLOCK_ROWS=max(16, triton.next_power_of_2(tile_rows(shape) * shape.groups)),
-        PAGE_SIZE=PAGE, SPLITS=parts, PRECISION="ieee", num_warps=4, num_stages=2,
+        BLOCK_KEYS=_block_keys(query.dtype), PAGE_SIZE=PAGE, SPLITS=parts, PRECISION="ieee", num_warps=4, num_stages=2,
     )  # fmt: skip
     _combine[(count, heads)](
         sums, marks, rows.positions, rows.spans, out, reach,

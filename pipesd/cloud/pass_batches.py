@@ -100,7 +100,7 @@ def arg_max(logits: Tensor) -> Tensor:
     if not logits.shape[0]:
         return torch.empty(0, dtype=torch.int64, device=logits.device)
     highest, ids = logits.max(dim=-1)
-    return torch.where(highest.isfinite(), ids, -1)
+    return ids.masked_fill(~highest.isfinite(), -1)  # `where` would copy the number to the device, and wait
 
 
 @contextmanager

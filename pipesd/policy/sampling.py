@@ -218,8 +218,8 @@ def threshold(values: Any, total: Any, top_k: Any, top_p: Any, min_p: Any, xp: A
     """
     rank = xp.cumsum(xp.ones_like(values), axis=-1)
     highest = values[..., :1]
-    kth = xp.amax(xp.where(rank < top_k, 0.0, values), axis=-1, keepdims=True)
-    held = xp.where(values >= kth, values, 0.0)
+    kth = xp.amax(values * (rank >= top_k), axis=-1, keepdims=True)
+    held = values * (values >= kth)  # `where` with a number would make torch wait for a device
     sums = xp.cumsum(held, axis=-1, dtype=xp.float64)
     mass = xp.where(kth > 0, sums[..., -1:], total)
     before = sums - held
