@@ -7,7 +7,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from bad_folders import SPOILED
 
 from pipesd.cloud.checkpoint import open_checkpoint
 from pipesd.cloud.loading import load_target
+from pipesd.cloud.transformers_target import load_transformers_target
 from pipesd.errors import UsageError
 from tests.programs import cloud
 from tests.tiny_hf import write_folder
@@ -90,6 +91,14 @@ def test_the_program_says_it_in_one_line(spoiled: Path) -> None:
     ran = cloud("serve", "--model", spoiled, "--bind", "tcp://127.0.0.1:0")
     assert (ran.code, ran.out) == (2, "")
     assert ran.complaint.isprintable() and ran.complaint.startswith("pipesd-cloud: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spoiled", [each for each in SPOILED if each.startswith("config ")], indirect=True)
+def test_a_config_is_refused_or_served_by_the_transformers_backend(spoiled: Path) -> None:
+    """Some values mean nothing to it, and what transformers raises for the others is its own affair."""
+    with within_bounds(), suppress(UsageError):
+        load_transformers_target(spoiled, device="cpu")
 
 
 def test_the_good_folder_is_good(good: Path) -> None:

@@ -40,6 +40,7 @@ from pipesd.core import ModelInfo, Vocabulary
 from pipesd.errors import UsageError
 from pipesd.free_memory import Free, all_on_host, free_on_host
 from pipesd.policy.batch_choices import Batch
+from pipesd.regular_file import shown
 
 TILE = 8  # positions
 MOST_ROWS = 256  # of one pass where the shape is free; longer ones are cut, which bounds memory
@@ -151,6 +152,11 @@ def load_transformers_target(
         raise UsageError(f"{path}: a file, --backend transformers reads Hugging Face folders; serve it with plain")
     import_transformers()
     folder = open_folder(path)
+    layers = folder.config.get("num_hidden_layers")
+    if isinstance(layers, (int, float)) and layers > len(folder.tensors):  # transformers would make a list of them
+        raise UsageError(
+            f"{folder.path}: has {len(folder.tensors)} tensors, too few for {shown(layers)} layers; download it again"
+        )
     config = read_config(folder.path)
     place = chosen_device(device)
     precision = chosen_dtype(dtype, folder.file_dtype, place)
