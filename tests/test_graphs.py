@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -36,9 +37,13 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> TorchTarget:
-    path = write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf", context=200)
-    return load_target(path, device="cpu", exact=False)
+def tiny_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf", context=200)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_file: Path) -> TorchTarget:
+    return load_target(tiny_file, device="cpu", exact=False)
 
 
 def paged(
@@ -218,6 +223,24 @@ def test_what_is_not_finite_stays_with_its_session(
     assert min(target.greedy([(1, [6], 1)])[0]) >= 0, "what was taken back is gone"
     target.truncate(1, 0)
     assert target.greedy([(2, ids, 50)]) == wanted, "the same page is another's now"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_cuda_keeps_the_bits_of_a_row_where_that_is_asked_for(tiny_file: Path, dtype: str) -> None:
+    said: list[str] = []
+    target = load_target(tiny_file, device="cuda", dtype=dtype, exact=True, say=said.append)
+    assert target.invariant and not said
+    ids = np.random.default_rng(0).integers(512, size=150).tolist()
+    whole = target.forward([(0, ids, 150)])[0]
+    for sizes in ([1, 2, 5, 64, 78], [100, 50], [3] * 50):
+        target.truncate(1, 0)
+        rows, start = [], 0
+        for size in sizes:
+            rows.append(target.forward([(2, ids[:7], 0), (1, ids[start : start + size], size)])[1])
+            target.truncate(2, 0)
+            start += size
+        assert np.array_equal(np.concatenate(rows), whole)
 
 
 # --- pages ---
