@@ -62,6 +62,7 @@ DOORS = {
     ),
     "transformers": ("pipesd.cloud.transformers_model",),
     "safetensors": ("pipesd.cloud.transformers_model",),
+    "huggingface_hub": ("pipesd.cloud.transformers_model",),  # what transformers raises for a config is its class
     "triton": ("pipesd.cloud.paged_kernels", "pipesd.cloud.step_kernels"),
     "zmq": ("pipesd.transport", "pipesd.sockets", "pipesd.cloud.front"),
 }
