@@ -23,7 +23,7 @@ import torch
 
 from pipesd.cloud import loading
 from pipesd.cloud.checkpoint import open_checkpoint
-from pipesd.cloud.kv_cache import BUCKET, KVCache
+from pipesd.cloud.kv_cache import BUCKET, TILE, KVCache
 from pipesd.cloud.loading import load_target, rows_agree
 from pipesd.cloud.model import Decoder, PackedLinear
 from pipesd.cloud.target import MOST_ROWS, TorchTarget
@@ -208,6 +208,7 @@ def test_windows_do_not_read_what_no_row_sees(models: Models) -> None:
     sizes = [[keys.shape[2] for keys in group.keys] for group in cache_of(target).extend([(0, 1)]).groups]
     assert sizes == [[128, 320, 128]]  # the bucket of position 290 and that of 256 - 20
     target.truncate(0, 0)
+    assert {cache_of(target)._begin(first, 320, 21) for first in range(256, 320, TILE)} == {192}, "whatever the pass"
 
 
 def test_a_window_as_wide_as_the_context_costs_nothing(models: Models) -> None:
