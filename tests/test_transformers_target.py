@@ -272,9 +272,12 @@ def test_what_is_not_exact_does_not_say_so_but_is_close(
 @pytest.mark.parametrize("family", RECURRENT)
 def test_a_state_that_cannot_be_rolled_back_is_refused_by_name(tmp_path: Path, family: str) -> None:
     path = write_folder(tmp_path / "m", family, **SMALL | RECURRENT[family])
-    with pytest.raises(UsageError, match=r"rolled back|taken back|cannot run it") as caught:
+    with pytest.raises(UsageError) as caught:
         load(path, context=64)
-    assert family in str(caught.value).replace(str(path), "", 1) or "cannot run it" in str(caught.value)
+    known = f"{path}: {family} keeps a state that cannot be rolled back"
+    if family in ("mamba", "rwkv"):  # others are known by what they do, in older releases
+        assert str(caught.value).startswith(known)
+    assert str(caught.value).startswith((known, f"{path}: {family} gives other logits", f"{path}: transformers "))
     assert "\n" not in str(caught.value)
 
 
