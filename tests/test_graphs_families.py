@@ -20,6 +20,7 @@ from pipesd.cloud.steps import PlainSteps, Steps
 from pipesd.cloud.target import TorchTarget
 
 PREFIX = 140  # beyond every window, and two edges of pages
+SHORT_PREFIX = 66  # beyond the windows of the following, and one edge
 WITH_KERNELS = ("llama", "qwen2 with windows from a layer on", "qwen3 with wide heads and biases")
 
 
@@ -28,7 +29,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(tmp_path_factory.mktemp("families"))
 
 
-def check(plain: TorchTarget, read: PagedRead, steps: Steps) -> None:
+def check(plain: TorchTarget, read: PagedRead, steps: Steps, prefix: int) -> None:
     """Two sessions: their texts, drafts behind them in passes of several sizes, one of them partly taken back."""
     decoder = copy(plain._decoder)
     decoder.steps = steps
@@ -38,7 +39,7 @@ def check(plain: TorchTarget, read: PagedRead, steps: Steps) -> None:
     info = replace(plain.info, device="cuda:0")
     paged = TorchTarget(decoder, cache, info, plain.vocabulary, threads=1, exact=False)
     draw = np.random.default_rng(0)
-    long, short = (draw.integers(512, size=size).tolist() for size in (min(PREFIX, plain.info.context - 12), 5))
+    long, short = (draw.integers(512, size=size).tolist() for size in (min(prefix, plain.info.context - 12), 5))
     for batch in (
         [(0, long, 1), (1, short, 5)],
         [(1, short[:1], 1), (0, long[:4], 4)],
@@ -55,7 +56,7 @@ def check(plain: TorchTarget, read: PagedRead, steps: Steps) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_recorded_passes_give_the_logits_of_plain_ones(models: Models, name: str) -> None:
-    check(models.target(name), plain_read, PlainSteps())
+    check(models.target(name), plain_read, PlainSteps(), PREFIX)
 
 
 @pytest.mark.slow
@@ -66,4 +67,4 @@ def test_the_kernels_give_them_too(models: Models, name: str) -> None:
         pytest.skip("the kernels are compiled here; the CUDA tests of targets run them")
     read = importlib.import_module("pipesd.cloud.paged_kernels").triton_read
     steps = importlib.import_module("pipesd.cloud.step_kernels").TritonSteps()
-    check(models.target(name), read, steps)
+    check(models.target(name), read, steps, SHORT_PREFIX)

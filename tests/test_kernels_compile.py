@@ -21,26 +21,26 @@ def compiled(kernel, types, constants, target, **options):
     source = ASTSource(fn=kernel, signature=signature, constexprs=places)
     return triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
 
-for target, most_shared in ((80, 99 << 10), (90, 227 << 10)):  # of the first a smaller one has less
-    for dtype, keys in (("bf16", 64), ("fp32", 16)):
-        pointers = dict.fromkeys(("query", "kv", "out", "x", "addend", "heads", "gate_up"), "*" + dtype)
-        pointers |= dict.fromkeys(("table", "positions", "slots", "spans", "tiles"), "*i64")
-        pointers |= dict.fromkeys(("sums", "marks", "gains", "rotation", "floor"), "*fp32")
-        types = pointers | {"window": "i64", "scale": "fp32"}
-        types |= dict.fromkeys(("query_stride", "kv_stride", "table_stride", "stride"), "i32")
-        for groups, head in ((1, 128), (4, 64), (7, 256)):
-            sizes = dict(KV_HEADS=2, GROUPS=groups, HEAD=head, BLOCK_HEAD=head, BLOCK_ROWS=16, BLOCK_KEYS=keys)
-            constants = sizes | dict(PAGE_SIZE=64, SPLITS=32, PRECISION="ieee")
-            made = compiled(paged_kernels._read_split, types, constants, target, num_warps=4, num_stages=2)
-            assert made.asm["cubin"] and made.metadata.shared <= most_shared, (dtype, head, made.metadata.shared)
-        constants = dict(HEADS=32, HEAD=128, BLOCK_HEAD=128, SPLITS=32)
-        assert compiled(paged_kernels._combine, types, constants, target).asm["cubin"]
-        for kernel, constants in (
-            (step_kernels._unit, dict(ADDS=True, SIZE=4096, BLOCK=4096)),
-            (step_kernels._turn, dict(NORMS=True, SIZE=128, BLOCK=64)),
-            (step_kernels._gate, dict(SIZE=11008, BLOCK=1024)),
-        ):
-            assert compiled(kernel, types, constants, target).asm["cubin"]
+SHARED = {80: 99 << 10, 90: 227 << 10}  # bytes of a block; of the first some devices have more
+for target, dtype, keys, groups, head in (
+    (90, "bf16", 64, 4, 128), (90, "fp32", 16, 1, 64), (80, "bf16", 64, 7, 256), (80, "fp32", 16, 7, 256),
+):
+    pointers = dict.fromkeys(("query", "kv", "out", "x", "addend", "heads", "gate_up"), "*" + dtype)
+    pointers |= dict.fromkeys(("table", "positions", "slots", "spans", "tiles"), "*i64")
+    pointers |= dict.fromkeys(("sums", "marks", "gains", "rotation", "floor"), "*fp32")
+    types = pointers | {"window": "i64", "scale": "fp32"}
+    types |= dict.fromkeys(("query_stride", "kv_stride", "table_stride", "stride"), "i32")
+    sizes = dict(KV_HEADS=2, GROUPS=groups, HEAD=head, BLOCK_HEAD=head, BLOCK_ROWS=16, BLOCK_KEYS=keys)
+    constants = sizes | dict(PAGE_SIZE=64, SPLITS=32, PRECISION="ieee")
+    made = compiled(paged_kernels._read_split, types, constants, target, num_warps=4, num_stages=2)
+    assert made.asm["cubin"] and made.metadata.shared <= SHARED[target], (dtype, head, made.metadata.shared)
+    for kernel, constants in (
+        (paged_kernels._combine, dict(HEADS=32, HEAD=head, BLOCK_HEAD=head, SPLITS=32)),
+        (step_kernels._unit, dict(ADDS=True, SIZE=4096, BLOCK=4096)),
+        (step_kernels._turn, dict(NORMS=True, SIZE=128, BLOCK=64)),
+        (step_kernels._gate, dict(SIZE=11008, BLOCK=1024)),
+    ):
+        assert compiled(kernel, types, constants, target).asm["cubin"]
 """
 
 
