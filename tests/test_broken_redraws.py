@@ -15,7 +15,7 @@ from pipesd.protocol.edge_machine import EdgeMachine
 from pipesd.protocol.messages import Draft, Message, Open, Opened, Verdict
 from tests import test_redraws as schedules
 from tests.test_broken_rules import notice_by_chance, notice_in
-from tests.wander import small_bounds as small_bounds
+from tests.test_redraws import bounds as bounds
 
 
 class GoesOnInItsEpoch(EdgeMachine):

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
+
 from pipesd.core import Mode
-from pipesd.protocol.messages import Draft, Open, Resend
+from pipesd.protocol.messages import Draft, Error, ErrorCode, Open, Resend
 from tests.explore import Setup, World
 from tests.model_target import STOPS
 from tests.test_schedules import session
-from tests.wander import complete, undisturbed
-from tests.wander import small_bounds as small_bounds
+from tests.wander import bounded, complete, undisturbed
 
-TESTED = Setup(prompt=1, tokens=8, draft_ahead=3, ids=5, ahead=True, tests=True, proposes=False)
+AHEAD = 3  # no more is drafted ahead where draft tokens are tested
+TESTED = Setup(prompt=1, tokens=8, draft_ahead=AHEAD, ids=5, ahead=True, tests=True, proposes=False)
 PROPOSED = replace(TESTED, proposes=True)
 REFUSED = "up; down; draw right; draw refused; draw right; ask; up; pass; down"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounds() -> Iterator[None]:
+    with bounded(AHEAD):
+        yield
 
 
 def asking(events: str = REFUSED) -> World:
@@ -239,6 +248,18 @@ def test_drafting_stops_behind_the_last_test() -> None:
         assert not machine.stopping and not machine.drafts and machine.opening == 2
         assert session(world).mode is Mode.FREE and not session(world).tests
         assert machine.tally.verified + machine.tally.stale >= machine.tally.drafted
+
+
+def test_an_opening_cuts_nothing_off_that_is_to_be_tested() -> None:
+    """Else the cloud would draw, once drafting stops, where the edge had drawn."""
+    for tests, most in ((True, AHEAD), (False, AHEAD + 2)):
+        world = World(replace(TESTED, tests=tests, draft_ahead=AHEAD + 2)).play("up; down" + "; draw right" * most)
+        machine = world.edges[0].machine
+        assert not machine.may_draft
+        if tests:
+            world.play("stop_drafting")
+        machine.receive(Error(machine.session, machine.opening, ErrorCode.UNKNOWN, "forgotten", 0))
+        assert (machine.opening, len(machine.draft), machine.stopping) == (2, AHEAD, tests)
 
 
 def test_a_draft_that_is_not_tested_goes_when_drafting_stops() -> None:

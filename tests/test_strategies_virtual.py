@@ -151,6 +151,7 @@ def check_tested(scene: Scene, sampling: Sampling, seed: int, prompt: list[int],
     assert isinstance(scene.law, Distribution) and isinstance(scene.proposal, Distribution)
     text, drawn_at, alone = list(prompt), set(), log[0]["strategy"] == "cloud"
     last = min(log[0]["limit"], scene.context) - 1
+    drawn_behind = prefixes_drawn_behind(prompt, log)
     for event in log:
         alone = (alone or event["event"] == "without_drafts") and event["event"] != "with_drafts"
         if event["event"] == "redrawn":
@@ -166,9 +167,32 @@ def check_tested(scene: Scene, sampling: Sampling, seed: int, prompt: list[int],
                 assert (token, here.taken) == (here.redrawn, False)
             else:
                 assert token == here.own and (alone or len(text) == last)
+                assert tuple(text) not in drawn_behind, "what the edge drew is tested, whatever it is"
             if sampling.method is Method.REJECTION:
                 sum.add(token, here.p)
             text.append(token)
+
+
+def prefixes_drawn_behind(prompt: list[int], log: list[Any]) -> set[tuple[int, ...]]:
+    """Every text behind which the edge drew a draft token."""
+    text, draft, found, cut = list(prompt), list[int](), set(), None
+    for event in log:
+        match event["event"]:
+            case "drafted":
+                del draft[len(draft) if cut is None else max(0, cut - len(text)) :]
+                cut = None
+                assert event["pos"] == len(text) + len(draft)
+                found.add((*text, *draft))
+                draft.append(event["id"])
+            case "rollback":
+                cut = event["pos"] if cut is None else min(cut, event["pos"])
+            case "committed":
+                for token, accepted in zip(event["ids"], event["accepted"], strict=True):
+                    del draft[: 1 if accepted else len(draft)]
+                    text.append(token)
+                del draft[len(draft) if cut is None else max(0, cut - len(text)) :]
+                cut = None
+    return found
 
 
 def play(scene: Scene, folder: Path, methods: Sequence[str] = (), sum: Sum | None = None) -> VirtualWorld:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -44,9 +45,16 @@ CHOICES: dict[str, tuple[object, ...]] = {
 @pytest.fixture(scope="module", autouse=True)
 def small_bounds() -> Iterator[None]:
     """Small worlds reach their bounds, in every module that imports this."""
+    with bounded(LEAST):
+        yield
+
+
+@contextmanager
+def bounded(least: int) -> Iterator[None]:
+    """So much every cloud allows to be drafted ahead."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(edge_machine, "LEAST_AHEAD", LEAST)
-        patch.setattr(cloud_session, "LEAST_AHEAD", LEAST)
+        patch.setattr(edge_machine, "LEAST_AHEAD", least)
+        patch.setattr(cloud_session, "LEAST_AHEAD", least)
         yield
 
 

@@ -50,10 +50,10 @@ An edge that can only wait has a NAV outstanding, except with an empty draft beh
 keeps this rule. In free run it acknowledges by an empty DRAFT when half the run-ahead bound was committed unsaid.
 
 Where draft tokens are tested against a random number, each that was drafted is tested: whether the cloud draws in its
-place must not hang on what it is. So nothing is drafted where the cloud was asked for a token of its own, and drafting
-stops behind the last test. What an opening cuts off is drawn again, under the same noise. The redrawn id may equal the
-refused one: that branch is over all the same. Until a message of the cloud has shown that it has a redrawn id, a new
-opening does not ask it to prove that.
+place must not hang on what it is. So nothing is drafted where the cloud was asked for a token of its own, drafting
+stops behind the last test, and no more is drafted ahead than every cloud allows: an opening cuts nothing off. The
+redrawn id may equal the refused one: that branch is over all the same. Until a message of the cloud has shown that it
+has a redrawn id, a new opening does not ask it to prove that.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ class EdgeMachine(EdgeBranch):
         self.state = State.IDLE
         self.more = False
         self._draft_ahead_wanted = draft_ahead
+        self._most_ahead = draft_ahead  # in this generation, however much the cloud grants
         self._draft_ahead = draft_ahead
         self._run_ahead = 0
         self._limit = 0
@@ -180,6 +181,7 @@ class EdgeMachine(EdgeBranch):
         self.draft, self.p_sent = [], []
         self._counts = EdgeCounts(round_start=len(self.committed))
         self._request = request
+        self._most_ahead = min(self._draft_ahead_wanted, LEAST_AHEAD) if self._tests else self._draft_ahead_wanted
         self._limit = request.limit
         self._drafts, self._ahead, self._stopping = drafts, ahead, False
         self._unknown = 0
@@ -330,7 +332,7 @@ class EdgeMachine(EdgeBranch):
         request = self._request
         self._counts.keep()
         self._redraw = Redrawing()
-        self._draft_ahead = min(self._draft_ahead_wanted, LEAST_AHEAD)
+        self._draft_ahead = min(self._most_ahead, LEAST_AHEAD)
         actions = self._shorten(self._draft_ahead)
         self.state = State.OPENING
         self.opening += 1
@@ -349,7 +351,7 @@ class EdgeMachine(EdgeBranch):
         self._run()
         assert self._request is not None
         self._limit = min(self._request.limit, message.limit)
-        self._draft_ahead = min(self._draft_ahead_wanted, message.draft_ahead)
+        self._draft_ahead = min(self._most_ahead, message.draft_ahead)
         self._run_ahead = max(message.run_ahead, 1)
         room = max(self._limit - 1 - len(self.committed), 0)
         actions = self._shorten(min(self._draft_ahead, room))

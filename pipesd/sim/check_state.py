@@ -69,7 +69,8 @@ class Generation:
     def may_draft(self) -> bool:
         """Whether another token is of use, by the bounds."""
         ended = bool(self.draft) and self.draft[-1] in self.start["stop_ids"]
-        full = len(self.draft) >= min(self.ahead, self.start["draft_ahead"]) or self.end >= self.limit - 1
+        most = min(self.ahead, self.start["draft_ahead"], LEAST_AHEAD if self.tested else self.ahead)
+        full = len(self.draft) >= most or self.end >= self.limit - 1
         leaves_it = self.tested and self.nav is not None and self.nav[0] <= self.nav[1]  # the cloud draws there
         return (
             self.drafts
