@@ -59,14 +59,17 @@ def read_hf_vocabulary(folder: Path, config: Mapping[str, Any]) -> HfVocabulary:
     ids = _model_ids(path, model)
     added = _added(path, tokenizer)
     width = _width(folder, config)
-    last = max([*ids.values(), *added], default=-1)
+    # Tokens added to SentencePiece without a row of embeddings are left out, such as Llama 2's <pad> with the id 32000.
+    # With byte-level BPE the converter takes no such folder.
+    last = max([*ids.values(), *(() if kind == "llama" else added)], default=-1)
     if width is not None and last >= width:
         raise UsageError(
             f"{path}: has a token with id {last}, the model only {width} ids (vocab_size); "
             "use the tokenizer that belongs to the model"
         )
-    width = last + 1 if width is None else width
+    width = max([last, *added]) + 1 if width is None else width
     _add_named(options, ids, added, width)
+    added = {i: token for i, token in added.items() if i < width}
     texts = [f"[PAD{i}]" for i in range(width)]
     types = [UNUSED] * width
     unknown = model.get("unk_token")

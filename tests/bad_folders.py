@@ -143,6 +143,10 @@ def _json_files() -> dict[str, Spoil]:
 SPOILED: dict[str, Spoil] = {
     **_configs(),
     **_json_files(),
+    # sizes of heads
+    "heads of nothing": sets(CONFIG, model_type="qwen3", architectures=..., head_dim=None, num_attention_heads=128),
+    "heads of one number": sets(CONFIG, model_type="qwen3", architectures=..., head_dim=None, num_attention_heads=64),
+    "heads too small to stretch": sets(CONFIG, head_dim=2, rope_scaling={"type": "dynamic", "factor": 2.0}),
     # what is given
     "nothing there": lambda at: at / "nothing",
     "nothing in it": _empty,

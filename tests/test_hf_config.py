@@ -170,6 +170,7 @@ def test_heads_may_be_of_any_size() -> None:
     [
         ({"model_type": "gemma2"}, "is a gemma2 model, one of llama, mistral, qwen2, qwen3 was wanted; --backend tran"),
         ({"model_type": "mixtral"}, "is a mixtral model"),
+        ({"model_type": "olmo2"}, "is an olmo2 model"),
         ({"model_type": None}, "does not say its model_type"),
         ({"model_type": 5}, "model_type is '5', a text was wanted"),
         ({"vision_config": {"a": 1}}, "a part for images or sound; --backend transformers"),
@@ -200,7 +201,9 @@ def test_heads_may_be_of_any_size() -> None:
         ({"num_hidden_layers": None}, "num_hidden_layers is 'None'"),
         ({"num_hidden_layers": 10**9}, "a whole number from 1 to 10000 was wanted"),
         ({"num_key_value_heads": 3}, "4 heads cannot share 3 key and value heads"),
-        ({"head_dim": 7}, "head_dim is 7, an even number was wanted"),
+        ({"head_dim": 7}, "has heads of 7 numbers, an even number was wanted"),
+        ({"head_dim": None, "num_attention_heads": 64}, "has heads of 1 numbers"),
+        ({"head_dim": 2, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "heads of 2 numbers, which dynamic"),
         ({"max_position_embeddings": 1}, "max_position_embeddings is '1'"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes', true or false was wanted"),
     ],
@@ -222,6 +225,13 @@ def test_what_is_not_served_is_one_line(changes: dict[str, Any], told: str) -> N
 )
 def test_windows_that_are_not_served_are_one_line(family: str, changes: dict[str, Any], told: str) -> None:
     refused(config(family, **changes), told)
+
+
+@pytest.mark.parametrize("heads", [3, 65, 128])
+def test_heads_that_qwen3_leaves_open_share_the_hidden_state(heads: int) -> None:
+    changes = {"head_dim": None, "num_attention_heads": heads, "num_key_value_heads": heads}
+    refused(config("qwen3", **changes), f"hidden_size 64 cannot be shared by {heads} heads")
+    assert shape("qwen3", head_dim=None).head_size == 16
 
 
 def refused(values: dict[str, Any], told: str) -> None:

@@ -319,6 +319,21 @@ def test_more_tokens_than_embeddings_are_refused_and_fewer_padded(tmp_path: Path
     assert (found.texts[-1], found.types[-1]) == ("[PAD260]", UNUSED)
 
 
+def test_tokens_added_to_sentencepiece_without_embeddings_are_left_out(tmp_path: Path) -> None:
+    """As the converter does with them; Llama 2 folders have such a <pad>."""
+    vocab = [["<unk>", 0.0], ["<s>", 0.0], ["</s>", 0.0], ["▁the", -1.5]]
+    tokens = [added(1, "<s>"), added(2, "</s>"), added(4, "<pad>"), added(9, "<far>")]
+    folder = simple(tmp_path, {"type": "Unigram", "vocab": vocab}, added_tokens=tokens)
+    options(folder, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    found = read_hf_vocabulary(folder, {"vocab_size": 4, "pad_token_id": 4})
+    assert found.texts == ("<unk>", "<s>", "</s>", "▁the")
+    assert found.special_ids == {"bos_token_id": 1, "eos_token_id": 2}
+    padded = read_hf_vocabulary(folder, {"vocab_size": 9})
+    assert padded.texts[4:] == ("<pad>", "[PAD5]", "[PAD6]", "[PAD7]", "[PAD8]")
+    assert read_hf_vocabulary(folder, {}).texts[9] == "<far>"
+    refused(folder, folder / "tokenizer.json", "has a token with id 3, the model only 3 ids", {"vocab_size": 3})
+
+
 def test_a_token_that_only_the_options_name_needs_a_row_of_embeddings(tmp_path: Path) -> None:
     folder = options(simple(tmp_path), pad_token="[PAD]")
     assert read_hf_vocabulary(folder, {"vocab_size": 260}).texts[259] == "[PAD]"

@@ -101,16 +101,14 @@ def read_shape(path: Path, values: Mapping[str, Any]) -> ModelShape:
     kv_heads = config.integer("num_key_value_heads", {"mistral": 8}.get(family, heads))
     if values.get("num_key_value_heads", 0) is None:
         kv_heads = heads
-    if config.values.get("head_dim") is None and family != "qwen3" and hidden % heads:
-        raise config.refuse(f"hidden_size {hidden} cannot be shared by {heads} heads", "download the file again")
-    head_size = config.integer("head_dim", 128 if family == "qwen3" and "head_dim" not in values else hidden // heads)
+    head_size = _head_size(config, family, hidden, heads)
     if heads % kv_heads:
         raise config.refuse(f"{heads} heads cannot share {kv_heads} key and value heads", "download the file again")
-    if head_size % 2:
-        raise config.refuse(f"head_dim is {head_size}, an even number was wanted", "download the file again")
     layers = config.integer("num_hidden_layers", most=_MOST_LAYERS)
     trained = config.integer("max_position_embeddings", least=2, most=_MOST_CONTEXT)
     rope = _rope(config, trained)
+    if rope.kind == "dynamic" and head_size == 2:
+        raise config.refuse("has heads of 2 numbers, which dynamic rotary scaling cannot stretch", "use another model")
     context = max(trained, int(rope.original_context * rope.factor)) if rope.kind == "yarn" else trained
     if context > _MOST_CONTEXT:
         raise config.refuse(f"rope_scaling makes a context of {context} positions", "correct its factor")
@@ -133,17 +131,38 @@ def read_shape(path: Path, values: Mapping[str, Any]) -> ModelShape:
     )
 
 
+def _head_size(config: Settings, family: str, hidden: int, heads: int) -> int:
+    """Numbers of a head: as told, or a share of the hidden state; Qwen 3 has a default of its own."""
+    if config.values.get("head_dim") is not None:
+        size = config.integer("head_dim")
+    elif family == "qwen3" and "head_dim" not in config.values:
+        size = 128
+    elif hidden % heads:
+        raise config.refuse(f"hidden_size {hidden} cannot be shared by {heads} heads", "download the file again")
+    else:
+        size = hidden // heads
+    if size % 2:
+        raise config.refuse(f"has heads of {size} numbers, an even number was wanted", "correct head_dim")
+    return size
+
+
+def _named(name: object) -> str:
+    """A name from the file with its article."""
+    text = shown(name)
+    return f"{'an' if text[:1].lower() in 'aeiou' else 'a'} {text}"
+
+
 def _family(config: Settings) -> str:
     """The model's family, refusing by name what is none of ours or has parts that the decoder does not know."""
     family = config.text("model_type", "")
     for key in ("vision_config", "audio_config"):
         if config.values.get(key):
             raise config.refuse(
-                f"is a {shown(family) or 'nameless'} model with a part for images or sound", _OTHER_BACKEND
+                f"is {_named(family or 'nameless')} model with a part for images or sound", _OTHER_BACKEND
             )
     if family not in _FAMILIES:
         known = ", ".join(_FAMILIES)
-        found = f"is a {shown(family)} model" if family else "does not say its model_type"
+        found = f"is {_named(family)} model" if family else "does not say its model_type"
         raise config.refuse(
             f"{found}, one of {known} was wanted", _OTHER_BACKEND if family else "use a complete folder"
         )
@@ -152,7 +171,7 @@ def _family(config: Settings) -> str:
         raise config.refuse(f"architectures is '{shown(named)}', a list was wanted", "download the file again")
     if named and _FAMILIES[family] not in named:
         wanted = f"{_FAMILIES[family]} was wanted"
-        raise config.refuse(f"is a {shown(named[0])}, {wanted}", "use a folder of a model that writes text")
+        raise config.refuse(f"is {_named(named[0])}, {wanted}", "use a folder of a model that writes text")
     quantised = config.table("quantization_config")
     if quantised is not None:
         method = shown(quantised.text("quant_method", "an unnamed method"))
