@@ -298,6 +298,24 @@ def test_a_window_cut_off_the_cache_is_noticed(folders: Callable[..., Path], mon
         load(folders("gemma3_text"))
 
 
+def test_only_what_transformers_raises_is_said_of_the_folder(
+    folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise IndexError("out of range")
+
+    with monkeypatch.context() as ours:
+        ours.setattr(TransformersTarget, "_tiles", broken)
+        with pytest.raises(IndexError):
+            load(folders("llama"))
+    target = load(folders("llama"))
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", broken)
+    with pytest.raises(IndexError):  # the folder was good when it was loaded
+        target.forward([(0, [1, 2], 1)])
+    with pytest.raises(UsageError, match=r"cannot run it \(out of range\)"):
+        load(folders("llama"))
+
+
 def test_rows_that_depend_on_the_ids_beside_them_are_told(
     folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,6 +47,7 @@ class TransformersModel:
         self.path = path
         self.model = model
         self.make_cache = make_cache
+        self._on_trial = False
         taken = inspect.signature(model.forward).parameters
         self.takes_rows = "logits_to_keep" in taken
         self.cache_name = "cache" if "cache" in taken else "past_key_values"  # the older name goes in 5.40
@@ -59,13 +60,27 @@ class TransformersModel:
     def without_cache(self, ids: Sequence[int]) -> np.ndarray:
         """Logits (len(ids), width), float32, from one pass that keeps nothing."""
         with torch.inference_mode():
-            fed = torch.tensor([ids], device=self.model.device)
-            logits: Tensor = self.model(input_ids=fed, use_cache=False).logits
-            return logits[0].float().cpu().numpy()
+            return self.logits(ids, use_cache=False)[0].float().cpu().numpy()
 
-    def named_failures(self) -> AbstractContextManager[None]:
-        """Runs the body; what transformers raises there becomes one line."""
-        return _named(self.path)
+    def logits(self, ids: Sequence[int], **options: Any) -> Tensor:
+        """Logits (1, rows, width) of one pass over `ids`, with what else the model is told."""
+        fed = torch.tensor([ids], device=self.model.device)
+        with self.failures():
+            found: Tensor = self.model(input_ids=fed, **options).logits
+            return found
+
+    @contextmanager
+    def on_trial(self) -> Iterator[None]:
+        """While the body runs, what transformers raises in a pass becomes one line; at other times it is a fault."""
+        self._on_trial = True
+        try:
+            yield
+        finally:
+            self._on_trial = False
+
+    def failures(self) -> AbstractContextManager[None]:
+        """What a call into transformers runs in."""
+        return _named(self.path) if self._on_trial else nullcontext()
 
 
 class CachedModel:
@@ -83,8 +98,7 @@ class CachedModel:
         options = {"use_cache": True, self._model.cache_name: self._cache}
         if self._model.takes_rows:
             options["logits_to_keep"] = rows
-        model = self._model.model
-        logits: Tensor = model(input_ids=torch.tensor([ids], device=model.device), **options).logits
+        logits = self._model.logits(ids, **options)
         self.length += len(ids)
         return logits[0, -rows:].float()
 
@@ -93,7 +107,8 @@ class CachedModel:
         if length == 0:
             self._cache = None
         elif length < self.length:
-            self._cache.crop(length - self.length)  # how many go: a negative number means that in all releases
+            with self._model.failures():
+                self._cache.crop(length - self.length)  # how many go: a negative number means that in all releases
         self.length = min(self.length, length)
 
     @property

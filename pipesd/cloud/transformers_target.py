@@ -219,7 +219,7 @@ def check_rollback(target: TransformersTarget, model: TransformersModel, say: Ca
     the target is told that it is not row-invariant, with a warning.
     """
     ids = np.random.default_rng(0).integers(target.vocabulary.size, size=min(target.info.context, 2 * TILE + 3))
-    with model.named_failures():
+    with model.on_trial():
         wanted = model.without_cache(ids.tolist())
         once, again = _at_once(target, ids.tolist()), _after_rollbacks(target, ids.tolist())
     if wanted.shape[1] != target.vocabulary.size:
