@@ -5,7 +5,8 @@ measured, as medians, passes of 1 to 8 tokens of one session and of 8 sessions w
 and 2048 ids: from the call to the ids on the host, and the host's part of it. The yardstick is the weights' bytes over
 the bandwidth of a copy on the same device (read and written bytes counted). Forms: recorded passes, the same without
 graphs, and row-invariant ones. Besides: the attention's kernels against the plain form, 64 greedy ids of a small model
-in float32 against the CPU's, and whether rows keep their bits in row-invariant passes in bfloat16.
+in float32 against the CPU's, by drafts that are judged in one pass; whether rows keep their bits in row-invariant
+passes in bfloat16; and whether the host waits for the device within a pass, where it should not.
 
 A table, and one JSON object in the last line. Exit code 1 if a figure is not reached, 2 without a CUDA device. About
 three minutes. `--device cpu --quick` runs everything with tiny shapes on the CPU, to see that it works: figures of
@@ -33,6 +34,7 @@ from pipesd.cloud.loading import rows_agree
 from pipesd.cloud.model import Decoder, PlainLinear
 from pipesd.cloud.paged_attention import PagedRead, plain_read
 from pipesd.cloud.paged_cache import PagedCache
+from pipesd.cloud.placing import why_no_kernels
 from pipesd.cloud.shape import CacheShape, ModelShape, Rope
 from pipesd.cloud.steps import steps_for
 from pipesd.cloud.target import TorchTarget, new_cache
@@ -168,9 +170,13 @@ def measure_model(
                     taken = passes.measure(sessions, tokens, repeats)
                     row = {"form": form, "text": length, "sessions": sessions, "tokens": tokens} | taken
                     rows.append(row | {"ratio": taken["ms"] / ideal_ms})
-        agree = rows_agree(decoder) if device.type == "cuda" else None
+        on_cuda = device.type == "cuda"
+        agree = rows_agree(decoder) if on_cuda else None
+        waits = waits_hidden(lambda: forms["recorded"]([(0, [1] * DRAFT, DRAFT), (1, [2], 1)])) if on_cuda else None
     return {
-        "weight_bytes": weight_bytes, "ideal_ms": ideal_ms, "prepare_s": prepared_s, "rows_agree": agree, "rows": rows,
+        "weight_bytes": weight_bytes, "ideal_ms": ideal_ms, "prepare_s": prepared_s, "rows_agree": agree,
+        "waits": waits,
+        "rows": rows,
     }  # fmt: skip
 
 
@@ -181,7 +187,7 @@ def kernel_errors(device: torch.device, read: PagedRead) -> Iterator[tuple[str, 
         for kv_heads, groups, head_size in HEADS:
             longest = 4090 if device.type == "cuda" else 150  # splits get longer at 4096
             shape = CacheShape(1, kv_heads, groups, head_size, longest + 20)
-            cache = PagedCache(shape, 4, device=device, dtype=dtype)
+            cache = PagedCache(shape, 4, device=device, dtype=dtype, read=plain_read)
             cache.pool.normal_(generator=draw)
             for slot, length in enumerate((longest, longest // 7, 63, 0)):
                 if length:
@@ -199,14 +205,48 @@ def kernel_errors(device: torch.device, read: PagedRead) -> Iterator[tuple[str, 
 
 
 def greedy_ids(target: TorchTarget, count: int) -> list[int]:
-    """What the target says behind a fixed prompt, by drafts of 4 ids of which some are wrong."""
-    text = list(range(3, 40))
+    """What the target says behind a fixed prompt, by drafts of 4 ids that are judged in one pass, beside another
+    session: each draft is right up to a place that changes, and what was judged wrong is taken back."""
+    prompt = list(range(3, 40))
+    told = prompt + _one_by_one(target, prompt, count + 4)
+    text = list(prompt)
     target.greedy([(0, text[:-1], 0)])
-    while len(text) < 37 + count:
-        found = target.greedy([(0, text[-1:], 1), (1, text[-3:], 1)])
-        text += found[0]
+    turn = 0
+    while len(text) < len(prompt) + count:
+        draft = told[len(text) :][:4]
+        if (right := turn % 5) < 4:  # all are right in the last turn of five
+            draft[right] = (draft[right] + 1) % target.info.vocabulary_size
+        judged = target.greedy([(0, [text[-1], *draft], 5), (1, text[-3:], 1)])[0]
+        kept = next((i for i, (a, b) in enumerate(zip(draft, judged, strict=False)) if a != b), len(draft))
+        text += judged[: kept + 1]
+        target.truncate(0, len(text) - 1)
         target.truncate(1, 0)
-    return text[37:]
+        turn += 1
+    target.truncate(0, 0)
+    return text[len(prompt) :][:count]
+
+
+def _one_by_one(target: TorchTarget, prompt: list[int], count: int) -> list[int]:
+    """The ids that the target says behind the prompt, each in a pass of its own."""
+    ids = list(target.greedy([(0, prompt, 1)])[0])
+    while len(ids) < count:
+        ids += target.greedy([(0, ids[-1:], 1)])[0]
+    target.truncate(0, 0)
+    return ids
+
+
+def waits_hidden(run: Callable[[], object]) -> bool:
+    """Whether the host waits for the CUDA device anywhere in `run`, as torch sees it."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return False
 
 
 def same_ids(device: torch.device, count: int) -> int:
@@ -228,8 +268,8 @@ def same_ids(device: torch.device, count: int) -> int:
 
 def _paged(shape: CacheShape, slots: int, device: torch.device, dtype: torch.dtype) -> PagedCache:
     if device.type == "cpu":
-        return PagedCache(shape, slots, device=device, dtype=dtype)
-    cache = new_cache(shape, slots, device=device, dtype=dtype, exact=False, say=print)
+        return PagedCache(shape, slots, device=device, dtype=dtype, read=plain_read)
+    cache = new_cache(shape, slots, device=device, dtype=dtype, exact=False, room=None, say=print)
     assert isinstance(cache, PagedCache)
     return cache
 
@@ -259,6 +299,7 @@ def _figures(models: dict[str, Any]) -> dict[str, bool]:
             if row["sessions"] == SESSIONS and other["tokens"] == DRAFT and other["text"] == row["text"]
         )
         reached[f"{name}: rows agree"] = found["rows_agree"] is True
+        reached[f"{name}: no hidden waits"] = found["waits"] is False
     return reached
 
 
@@ -274,11 +315,11 @@ def main() -> int:
         if not torch.cuda.is_available():
             print(f"bench/gpu.py: torch {torch.__version__} sees no CUDA device; run it where there is one")
             return 2
-        try:
-            from pipesd.cloud.paged_kernels import triton_read as read
-        except ImportError:
-            print("bench/gpu.py: triton is not installed, of which the kernels are made; pip install triton")
+        if (why := why_no_kernels(device)) is not None:
+            print(f"bench/gpu.py: {why}; install triton and a C compiler")
             return 2
+        from pipesd.cloud.paged_kernels import triton_read as read
+
         torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_num_threads(1 if device.type == "cpu" else torch.get_num_threads())
     shapes, n_bytes = SHAPES, 4 << 30

@@ -33,6 +33,7 @@ def run(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> 
     return code
 
 
+@pytest.mark.slow
 def test_everything_runs_on_the_cpu(
     bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,8 +66,11 @@ def test_figures_are_judged_by_the_recorded_passes(bench: ModuleType) -> None:
         return {"form": form, "text": 512, "sessions": sessions, "tokens": tokens, "ms": ms, "ratio": ms / 10}
 
     rows = [row("recorded", 1, 5, 12.9), row("recorded", 8, 5, 19.3), row("no graphs", 1, 5, 99)]
-    found = {"7B": {"rows": rows, "rows_agree": True}}
-    assert bench._figures(found) == {"7B: passes": True, "7B: sessions": True, "7B: rows agree": True}
+    found: dict[str, dict[str, object]] = {"7B": {"rows": rows, "rows_agree": True, "waits": False}}
+    names = ("passes", "sessions", "rows agree", "no hidden waits")
+    assert bench._figures(found) == {f"7B: {name}": True for name in names}
+    found["7B"]["waits"] = True
+    assert not bench._figures(found)["7B: no hidden waits"]
     rows[1] = row("recorded", 8, 5, 19.5)
     assert not bench._figures(found)["7B: sessions"]
     rows[0] = row("recorded", 1, 5, 13.1)

@@ -22,13 +22,13 @@ pytest.importorskip("torch")
 import torch
 
 from pipesd.cloud import target as target_module
-from pipesd.cloud.graphs import EXACT_SIZE, SIZES, RecordedPasses, Run
+from pipesd.cloud.graphs import SIZES, RecordedPasses, Run
 from pipesd.cloud.loading import load_target
 from pipesd.cloud.paged_attention import PAGE, PagedRead, plain_read
-from pipesd.cloud.paged_cache import PagedCache, page_bytes, pages_of, pages_that_fit
+from pipesd.cloud.paged_cache import PagedCache, page_bytes, pages_of, session_bytes, sessions_that_fit
 from pipesd.cloud.shape import CacheShape
 from pipesd.cloud.target import TorchTarget, new_cache
-from pipesd.errors import PipeSDError, UsageError
+from pipesd.errors import UsageError
 from pipesd.policy.accept import Draw
 from pipesd.policy.sampler import Sampler
 from pipesd.policy.sampling import Sampling
@@ -46,12 +46,10 @@ def plain(tiny_file: Path) -> TorchTarget:
     return load_target(tiny_file, device="cpu", exact=False)
 
 
-def paged(
-    plain: TorchTarget, *, exact: bool = False, pages: int | None = None, read: PagedRead = plain_read
-) -> TorchTarget:
+def paged(plain: TorchTarget, *, exact: bool = False, read: PagedRead = plain_read) -> TorchTarget:
     """The same weights with a cache in pages, whose unused places are not finite."""
     shape = plain._decoder.shape.cache(plain.info.context)
-    cache = PagedCache(shape, plain.slots, device=CPU, dtype=torch.float32, pages=pages, read=read)
+    cache = PagedCache(shape, plain.slots, device=CPU, dtype=torch.float32, read=read)
     cache.pool.fill_(torch.nan)
     # named as a device of its own, it is one to all that does not touch the device itself
     info = replace(plain.info, device="cuda:0")
@@ -146,7 +144,7 @@ def test_results_outlive_the_next_replay(plain: TorchTarget) -> None:
 
         return replay
 
-    cache = PagedCache(plain._decoder.shape.cache(200), 2, device=CPU, dtype=torch.float32)
+    cache = PagedCache(plain._decoder.shape.cache(200), 2, device=CPU, dtype=torch.float32, read=plain_read)
     passes = RecordedPasses(plain._decoder, cache, record=record)
     with torch.inference_mode():
         told: list[tuple[int, int]] = []
@@ -249,25 +247,18 @@ SHAPE = CacheShape(layers=1, kv_heads=1, groups=1, head_size=2, context=5 * PAGE
 
 
 def test_pages_come_back_and_none_is_held_twice() -> None:
-    cache = PagedCache(SHAPE, 4, device=CPU, dtype=torch.float32, pages=12)
+    cache = PagedCache(SHAPE, 4, device=CPU, dtype=torch.float32, read=plain_read)
+    assert cache.pages == 20
     draw = np.random.default_rng(0)
     for _ in range(300):
         slot = int(draw.integers(4))
         count = int(draw.integers(1, 2 * PAGE))
-        free = cache.pages - sum(pages_of(cache.length(each)) for each in range(4))
-        need = pages_of(cache.length(slot) + count) - pages_of(cache.length(slot))
-        before = [cache.length(each) for each in range(4)]
         if cache.length(slot) + count > SHAPE.context:
             cache.truncate(slot, int(draw.integers(cache.length(slot) + 1)))
-        elif need > free:
-            with pytest.raises(PipeSDError, match=f"the cache is full: {need} pages of 64 .* {free} of 12 are free"):
-                cache.extend([(slot, count)])
-            assert [cache.length(each) for each in range(4)] == before, "nothing is changed"
-            cache.truncate(slot, 0)
         else:
             cache.extend([(slot, count)])
         held = [page for pages in cache._held for page in pages]
-        assert sorted(held + cache._free) == list(range(1, 13)), "each is held once or free; page 0 is nobody's"
+        assert sorted(held + cache._free) == list(range(1, 21)), "each is held once or free; page 0 is nobody's"
         assert cache.memory_bytes == len(held) * PAGE * 2 * 2 * 4
         for each in range(4):
             most = pages_of(SHAPE.context)
@@ -278,7 +269,7 @@ def test_pages_come_back_and_none_is_held_twice() -> None:
 
 
 def test_nothing_is_copied_when_a_session_grows_or_is_rolled_back() -> None:
-    cache = PagedCache(SHAPE, 2, device=CPU, dtype=torch.float32)
+    cache = PagedCache(SHAPE, 2, device=CPU, dtype=torch.float32, read=plain_read)
     address = cache.pool.data_ptr()
     cache.extend([(0, PAGE + 1)]).store(0, torch.ones(PAGE + 1, 2, 2))
     pages = list(cache._held[0])
@@ -289,41 +280,51 @@ def test_nothing_is_copied_when_a_session_grows_or_is_rolled_back() -> None:
     assert cache._held[0] == pages[:1] and cache.pool.view(-1, PAGE * 4)[pages[0]].eq(1).all()
 
 
-def test_a_full_cache_is_said_before_anything_is_changed(plain: TorchTarget) -> None:
-    target = paged(plain, pages=pages_of(200))
-    target.greedy([(0, [1] * 100, 1)])
-    with pytest.raises(PipeSDError, match=r"the cache is full: 3 pages .* 2 of 4 are free; .* fewer sessions"):
-        target.greedy([(0, [1], 0), (1, [1] * 130, 1)])
-    assert target.length(0) == 100 and target.length(1) == 0
-    target.greedy([(0, [1] * 100, 1)])
-
-
-def test_pages_that_fit_are_those_of_all_sessions_or_of_the_memory() -> None:
+def test_sessions_fit_as_long_as_they_may_get() -> None:
     page = page_bytes(SHAPE, torch.float16)
-    assert page == PAGE * 2 * 2 * 2
-    assert pages_that_fit(SHAPE, 3, torch.float16, 1000 * page) == 15
-    assert pages_that_fit(SHAPE, 3, torch.float16, 10 * page) == 9
-    with pytest.raises(
-        UsageError, match=r"a session of 317 positions takes .* are free behind the weights; .*--context"
-    ):
-        pages_that_fit(SHAPE, 3, torch.float16, 5 * page)
+    assert page == PAGE * 2 * 2 * 2 and session_bytes(SHAPE, 3, torch.float16) == 16 * page
+    assert sessions_that_fit(SHAPE, torch.float16, 16 * page) == 3
+    assert sessions_that_fit(SHAPE, torch.float16, 16 * page - 1) == 2
+    with pytest.raises(UsageError, match=r"a session of 317 positions takes .* are free behind the weights; .*--cont"):
+        sessions_that_fit(SHAPE, torch.float16, 5 * page)
+    with pytest.raises(UsageError, match=r"0 bytes are free"):
+        sessions_that_fit(SHAPE, torch.float16, -5)
 
 
-def test_a_device_gets_pages_only_where_triton_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_slots_can_be_full_at_once() -> None:
+    cache = PagedCache(SHAPE, 3, device=CPU, dtype=torch.float16, read=plain_read)
+    assert cache.pool.nbytes == session_bytes(SHAPE, 3, torch.float16)
+    for slot in range(3):
+        cache.extend([(slot, SHAPE.context)])
+    assert [cache.length(slot) for slot in range(3)] == [SHAPE.context] * 3
+
+
+def cache_on_cuda(monkeypatch: pytest.MonkeyPatch, why: str | None, room: int | None, said: list[str]) -> object:
+    """The cache that a CUDA device would get, with its pages on the CPU."""
+    monkeypatch.setattr(target_module, "why_no_kernels", lambda device: why)
+    monkeypatch.setitem(sys.modules, "pipesd.cloud.paged_kernels", mock.Mock(triton_read=plain_read))
+    monkeypatch.setattr(
+        target_module, "PagedCache", lambda *given, device, **options: PagedCache(*given, device=CPU, **options)
+    )
+    monkeypatch.setattr(target_module, "KVCache", lambda *given, **options: "one that grows")
+    return new_cache(SHAPE, 3, device=torch.device("cuda"), dtype=torch.float32, exact=True, room=room, say=said.append)
+
+
+def test_a_device_gets_pages_only_where_the_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    cache = new_cache(SHAPE, 2, device=CPU, dtype=torch.float32, exact=True, say=said.append)
-    assert not isinstance(cache, PagedCache) and not said
-    monkeypatch.setitem(sys.modules, "pipesd.cloud.paged_kernels", None)
-    cache = new_cache(SHAPE, 2, device=torch.device("cuda"), dtype=torch.float32, exact=True, say=said.append)
-    assert not isinstance(cache, PagedCache) and "triton is not installed" in said[0] and len(said) == 1
-    assert EXACT_SIZE in SIZES
+    cache = new_cache(SHAPE, 2, device=CPU, dtype=torch.float32, exact=True, room=None, say=said.append)
+    assert not isinstance(cache, PagedCache)
+    assert cache_on_cuda(monkeypatch, "no C compiler", None, said) == "one that grows"
+    assert isinstance(cache_on_cuda(monkeypatch, None, None, said), PagedCache) and not said
 
 
-def test_less_memory_than_all_sessions_may_want_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
+def test_no_more_sessions_are_held_than_surely_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
     page = page_bytes(SHAPE, torch.float32)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (16 * page, 0))
-    monkeypatch.setattr(target_module, "PagedCache", lambda *arguments, **options: options["pages"])
-    said: list[str] = []
-    assert new_cache(SHAPE, 3, device=torch.device("cuda"), dtype=torch.float32, exact=False, say=said.append) == 13
-    assert len(said) == 1 and "room for 2 sessions of 317 positions, not 3" in said[0]
+    for room, slots in ((16 * page, 3), (100 * page, 3), (15 * page, 2), (6 * page, 1)):
+        said.clear()
+        cache = cache_on_cuda(monkeypatch, None, room, said)
+        assert isinstance(cache, PagedCache) and cache.slots == slots
+        assert said == [] if slots == 3 else f"room for {slots} sessions of 317 positions, not 3" in said[0]
+    with pytest.raises(UsageError, match="a session of 317 positions"):
+        cache_on_cuda(monkeypatch, None, 5 * page, said)

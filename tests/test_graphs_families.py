@@ -21,6 +21,7 @@ from pipesd.cloud.target import TorchTarget
 
 PREFIX = 140  # beyond every window, and two edges of pages
 SHORT_PREFIX = 66  # beyond the windows of the following, and one edge
+QUICK = ("llama", "qwen3 with windows")
 WITH_KERNELS = ("llama", "qwen2 with windows from a layer on", "qwen3 with wide heads and biases")
 
 
@@ -54,7 +55,9 @@ def check(plain: TorchTarget, read: PagedRead, steps: Steps, prefix: int) -> Non
         plain.truncate(slot, 0)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+)
 def test_recorded_passes_give_the_logits_of_plain_ones(models: Models, name: str) -> None:
     check(models.target(name), plain_read, PlainSteps(), PREFIX)
 

@@ -128,6 +128,7 @@ def test_any_ragged_pass_reads_what_each_session_alone_would(read: PagedRead) ->
             sessions.truncate(slot, sessions.cache.length(slot) - int(draw.integers(0, 12)) % batch[0][1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("kv_heads", "groups", "head_size"), [(2, 1, 80), (1, 7, 96), (1, 3, 128), (1, 20, 16), (1, 2, 256)]
@@ -150,6 +151,7 @@ def test_what_was_taken_back_is_never_read(read: PagedRead) -> None:
     sessions.check([(1, 70), (0, 1)])  # a page of the one was the other's before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_bits_of_a_row_do_not_depend_on_its_pass(kernels: PagedRead, dtype: str) -> None:
     shape = replace(SHAPE, layers=1, kv_heads=1, windows=(70,))

@@ -358,7 +358,9 @@ def test_it_ends_when_its_parent_is_gone(monkeypatch: pytest.MonkeyPatch) -> Non
         assert time.monotonic() - begun_s < 2.0
 
 
-def test_more_sessions_than_the_target_has_slots_are_our_own_mistake() -> None:
-    with Context() as context, pair_listen(context, "inproc://too-many"):
-        with pytest.raises(AssertionError, match="9 sessions"):
-            run_worker("inproc://too-many", lambda: Watched(LAW, slots=8), context=context, max_sessions=9)
+def test_no_more_sessions_are_granted_than_the_target_has_slots() -> None:
+    with working(lambda: Watched(LAW, slots=1), max_sessions=4) as (front, _, _):
+        front.say(opening(1))
+        front.hear(Opened)
+        front.say(opening(2))
+        assert front.hear(Error).text == "all 1 sessions of this worker are in use"

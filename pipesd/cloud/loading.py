@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,15 +17,15 @@ from torch import Tensor
 from pipesd.cloud import huge_pages
 from pipesd.cloud.checkpoint import Checkpoint, open_checkpoint
 from pipesd.cloud.kv_cache import BUCKET, KVCache
-from pipesd.cloud.memory import check_all_fit, check_fits, need_of
+from pipesd.cloud.memory import check_all_fit, check_fits, need_of, room_for_cache
 from pipesd.cloud.model import Decoder, Linear, PackedLinear, PlainLinear, TiledLinear, packing_works
-from pipesd.cloud.paged_cache import PagedCache
+from pipesd.cloud.paged_cache import PagedCache, session_bytes
 from pipesd.cloud.pass_batches import torch_threads
-from pipesd.cloud.placing import DTYPES, checked_number, chosen_device, chosen_dtype
+from pipesd.cloud.placing import DTYPES, checked_number, chosen_device, chosen_dtype, why_no_kernels
 from pipesd.cloud.progress import bytes_text
 from pipesd.cloud.shape import ModelShape
 from pipesd.cloud.steps import steps_for
-from pipesd.cloud.target import TorchTarget, new_cache
+from pipesd.cloud.target import TorchTarget, new_cache, working_bytes
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.errors import UsageError
 from pipesd.free_memory import Free, all_on_host, free_on_host
@@ -56,7 +58,7 @@ def load_target(
     """
     checkpoint = open_checkpoint(path)
     place = chosen_device(device)
-    precision = chosen_dtype(dtype, checkpoint.file_dtype, place)
+    precision = chosen_dtype(dtype, checkpoint.file_dtype, place, say)
     threads = checked_number("threads", 1 if threads is None else threads, 1, None)
     slots = checked_number("slots", slots, 1, None)
     trained = checkpoint.shape.context
@@ -67,13 +69,21 @@ def load_target(
     context = checked_number("context", trained if context is None else context, 2, most_context(checkpoint.shape))
     checkpoint = replace(checkpoint, shape=replace(checkpoint.shape, context=context))
     exact = exact is not False and threads == 1 if place.type == "cpu" else exact is True
+    if place.type == "cuda" and (why := why_no_kernels(place)) is not None:
+        say(f"{why}: passes on {place} are not recorded, and slower; install triton and a C compiler")
     _check_memory(checkpoint, place, DTYPES[precision], slots, copies)
     files = "1 file" if checkpoint.files == 1 else f"{checkpoint.files} files"
     _log.info("loading %s: %s from %s", checkpoint.path, bytes_text(checkpoint.size_bytes), files)
-    with torch.inference_mode(), torch_threads(threads):
+    with torch.inference_mode(), torch_threads(threads), _named_shortage(checkpoint, place):
         decoder = _load(checkpoint, place, DTYPES[precision], exact, progress, say)
         cache = new_cache(
-            checkpoint.shape.cache(context), slots, device=place, dtype=DTYPES[precision], exact=exact, say=say
+            checkpoint.shape.cache(context),
+            slots,
+            device=place,
+            dtype=DTYPES[precision],
+            exact=exact,
+            room=_room(checkpoint.shape, place, DTYPES[precision], copies),
+            say=say,
         )
     info = ModelInfo(
         name=checkpoint.name,
@@ -85,14 +95,30 @@ def load_target(
         dtype=precision,
     )
     target = TorchTarget(decoder, cache, info, checkpoint.vocabulary, threads=threads, exact=exact)
-    if exact and not rows_agree(decoder, threads):
+    with _named_shortage(checkpoint, place):
+        agree = not exact or rows_agree(decoder, threads)
+    if not agree:
         target.invariant = False
         say(
             f"WARNING: on {'this CPU' if place.type == 'cpu' else place} the bits of a row depend on the pass that it "
             f"shares (torch {torch.__version__}); the output may leave the target's own at near ties"
         )
-    target.prepare(lambda done, wanted: _log.info("recorded pass %d of %d", done, wanted))
+    with _named_shortage(checkpoint, place):
+        target.prepare(lambda done, wanted: _log.info("recorded pass %d of %d", done, wanted))
     return target
+
+
+@contextmanager
+def _named_shortage(checkpoint: Checkpoint, device: torch.device) -> Iterator[None]:
+    """UsageError where the body finds the device full: by other programs, since what is needed was counted before."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free = bytes_text(torch.cuda.mem_get_info(device)[0])
+        raise UsageError(
+            f"{checkpoint.path}: {device} has {free} left, too little to go on loading; end what else uses it, ask for "
+            "a smaller --context or fewer --workers"
+        ) from error
 
 
 def most_context(shape: ModelShape) -> int:
@@ -112,7 +138,41 @@ def _check_memory(checkpoint: Checkpoint, device: torch.device, dtype: torch.dty
         free, there = (Free(count, str(device)) for count in torch.cuda.mem_get_info(device))
         check_fits(name, need.in_place, need.cache, [free], advice)
         check_all_fit(name, need.in_place, need.cache, copies, [there], advice)
+        _check_session(checkpoint, device, dtype, copies)
         check_fits(name, need.staging, 0, free_on_host(), advice)
+
+
+def _check_session(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, copies: int) -> None:
+    """UsageError if one session at its longest does not fit behind the weights: with the longest that does."""
+    free, there = torch.cuda.mem_get_info(device)
+
+    def lacking(context: int) -> int:
+        """Bytes missing for one session of so many positions; not more than 0 where it fits."""
+        shape = replace(checkpoint.shape, context=context)
+        in_place = need_of(shape, dtype.itemsize, 1, packed=False).in_place
+        room = room_for_cache(free - in_place, there, in_place, working_bytes(shape, dtype), copies)
+        return session_bytes(shape.cache(context), 1, dtype) - room
+
+    context = checkpoint.shape.context
+    if (missing := lacking(context)) <= 0:
+        return
+    longest = bisect_right(range(2, context + 1), 0, key=lacking) + 1
+    least = session_bytes(checkpoint.shape.cache(context), 1, dtype)
+    advice = f"ask for --context {longest}" if longest >= 2 else "use a smaller model or a larger device"
+    raise UsageError(
+        f"{checkpoint.path}: a session of {context} positions takes {bytes_text(least)} of keys and values, {device} "
+        f"has {bytes_text(max(0, least - missing))} for it behind the weights and the passes; {advice}"
+    )
+
+
+def _room(shape: ModelShape, device: torch.device, dtype: torch.dtype, copies: int) -> int | None:
+    """Bytes that the cache may take when the weights are in their place; None where it grows with its sessions."""
+    if device.type == "cpu":
+        return None
+    torch.cuda.empty_cache()  # what loading took and gave back is free for the cache
+    free, there = torch.cuda.mem_get_info(device)
+    in_place = need_of(shape, dtype.itemsize, 1, packed=False).in_place
+    return room_for_cache(free, there, in_place, working_bytes(shape, dtype), copies)
 
 
 def rows_agree(decoder: Decoder, threads: int = 1) -> bool:
@@ -127,7 +187,7 @@ def rows_agree(decoder: Decoder, threads: int = 1) -> bool:
     if table.device.type == "cpu":
         cache = KVCache(shape, 3, device=table.device, dtype=table.dtype, exact=True)
     else:
-        cache = new_cache(shape, 3, device=table.device, dtype=table.dtype, exact=True, say=_log.debug)
+        cache = new_cache(shape, 3, device=table.device, dtype=table.dtype, exact=True, room=None, say=_log.debug)
     info = ModelInfo("", decoder.shape.width, shape.context, (), b"", str(table.device), "")
     target = TorchTarget(decoder, cache, info, Vocabulary(()), threads=threads, exact=True)
     draw = np.random.default_rng(0)

@@ -10,6 +10,7 @@ from pipesd.cloud.shape import ModelShape
 from pipesd.errors import UsageError
 from pipesd.free_memory import Free
 
+CONTEXT_BYTES = 512 << 20  # that the driver takes of a device for each process
 _FIXED_BYTES = 96 << 20  # beside the tensors: pieces, small tensors, and up to 64 MB of freed memory that glibc keeps
 
 
@@ -58,6 +59,13 @@ def need_of(shape: ModelShape, item_bytes: int, slots: int, *, packed: bool) -> 
         cache=slots * shape.layers * 2 * key * shape.context * item_bytes,
         largest=max(qkv, gate_up, table, shape.feed_forward * shape.hidden) * 4,
     )
+
+
+def room_for_cache(free: int, there: int, in_place: int, working: int, copies: int) -> int:
+    """Bytes of a device that the cache of one of `copies` workers may take, of `there` in all and `free` behind its
+    weights. Each keeps to its share, so that all fit whichever loads first."""
+    share = there if copies == 1 else there // copies - in_place - CONTEXT_BYTES
+    return min(free, share) - working
 
 
 def check_fits(name: str, need: int, cache: int, free: Iterable[Free], advice: str) -> None:

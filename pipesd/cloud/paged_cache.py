@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipesd.cloud.paged_attention import PAGE, PagedRead, PassRows, cut_tiles, most_tiles, plain_read, span_at
+from pipesd.cloud.paged_attention import PAGE, PagedRead, PassRows, cut_tiles, most_tiles, span_at
+from pipesd.cloud.progress import bytes_text
 from pipesd.cloud.shape import CacheShape
-from pipesd.errors import PipeSDError, UsageError
+from pipesd.errors import UsageError
 
 _COLUMNS = 6  # of a plan, each with an entry for every row: positions, places, slots, spans, and two of the page table
 
@@ -57,24 +58,17 @@ class PagedAttention:
 class PagedCache:
     """The slots of one model; like `KVCache`, but over pages. Not thread-safe; every tensor is on `device`.
 
-    `pages`: how many there are for all slots; None: as many as all of them can fill. `read`: the form of the attention.
+    There are as many pages as all slots can fill: none is ever short. `read`: the form of the attention.
     """
 
     def __init__(
-        self,
-        shape: CacheShape,
-        slots: int,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        pages: int | None = None,
-        read: PagedRead = plain_read,
+        self, shape: CacheShape, slots: int, *, device: torch.device, dtype: torch.dtype, read: PagedRead
     ) -> None:
+        assert slots >= 1
         most = pages_of(shape.context)
         self.shape = shape
         self.slots = slots
-        self.pages = slots * most if pages is None else pages
-        assert slots >= 1 and self.pages >= most, "one session must have room"
+        self.pages = slots * most
         size = (shape.layers, (1 + self.pages) * PAGE, 2 * shape.kv_heads, shape.head_size)
         self.pool = torch.empty(size, device=device, dtype=dtype)
         self._table = torch.zeros(slots * most + 1, dtype=torch.int64, device=device)
@@ -106,7 +100,7 @@ class PagedCache:
         """Lengthens each (slot, count) by `count` ≥ 1 and returns the attention of the pass that fills the new rows.
 
         The rows of the pass are those of the batch in order, then some that read and keep nothing if they are fewer
-        than `least_rows`. Slots must differ. PipeSDError, and nothing is changed, if the pages do not suffice.
+        than `least_rows`. Slots must differ.
         """
         rows = max(least_rows, sum(count for _, count in batch))
         attention = self.attention(torch.from_numpy(self.plan(batch, rows)).to(self.pool.device), rows)
@@ -161,11 +155,6 @@ class PagedCache:
                 f"{start + count} positions in a context of {self.shape.context}"
             )
             needs.append(pages_of(start + count) - len(self._held[slot]))
-        if sum(needs) > len(self._free):
-            raise PipeSDError(
-                f"the cache is full: {sum(needs)} pages of {PAGE} positions were wanted, {len(self._free)} of "
-                f"{self.pages} are free; start pipesd-cloud with fewer sessions or a shorter --context"
-            )
         entries = []
         for (slot, count), start, need in zip(batch, starts, needs, strict=True):
             for _ in range(need):
@@ -186,13 +175,17 @@ def page_bytes(shape: CacheShape, dtype: torch.dtype) -> int:
     return shape.layers * PAGE * 2 * shape.kv_heads * shape.head_size * dtype.itemsize
 
 
-def pages_that_fit(shape: CacheShape, slots: int, dtype: torch.dtype, free_bytes: int) -> int:
-    """How many pages `slots` sessions get of so much memory. UsageError where one session does not fit."""
-    fitting = free_bytes // page_bytes(shape, dtype) - 1  # page 0 holds nothing
-    least = pages_of(shape.context)
-    if fitting < least:
+def session_bytes(shape: CacheShape, slots: int, dtype: torch.dtype) -> int:
+    """Bytes of the pool of so many sessions of `shape.context` positions."""
+    return (slots * pages_of(shape.context) + 1) * page_bytes(shape, dtype)  # page 0 holds nothing
+
+
+def sessions_that_fit(shape: CacheShape, dtype: torch.dtype, room_bytes: int) -> int:
+    """How many sessions so much memory holds at their longest. UsageError where one does not fit."""
+    fitting = (room_bytes // page_bytes(shape, dtype) - 1) // pages_of(shape.context)
+    if fitting < 1:
         raise UsageError(
-            f"a session of {shape.context} positions takes {(least + 1) * page_bytes(shape, dtype) / 2**30:.1f} GiB of "
-            f"keys and values, {free_bytes / 2**30:.1f} GiB are free behind the weights; ask for a shorter --context"
+            f"a session of {shape.context} positions takes {bytes_text(session_bytes(shape, 1, dtype))} of keys and "
+            f"values, {bytes_text(max(0, room_bytes))} are free behind the weights; ask for a shorter --context"
         )
-    return min(fitting, slots * least)
+    return fitting

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pipesd.cloud.paged_attention import PAGE, PassRows, splits, tile_rows
+from pipesd.cloud.paged_attention import PAGE, SPLIT, PassRows, splits, tile_rows
 from pipesd.cloud.shape import CacheShape
 
 _EVERYTHING = 1 << 40  # a window that no text fills
@@ -168,3 +168,11 @@ def triton_read(query: Tensor, kv: Tensor, table: Tensor, rows: PassRows, shape:
         HEADS=heads, HEAD=shape.head_size, BLOCK_HEAD=block_head, SPLITS=parts, num_warps=4,
     )  # fmt: skip
     return out
+
+
+def try_out(device: torch.device) -> None:
+    """Runs the kernels on one row; what triton raises where they cannot run."""
+    row, tile = torch.zeros(1, dtype=torch.int64, device=device), torch.tensor([[0, 1]], device=device)
+    rows = PassRows(row, row, row + SPLIT, tile)
+    kv = torch.zeros(PAGE, 2, 16, device=device)
+    triton_read(kv[0, :1], kv, row[:, None], rows, CacheShape(1, 1, 1, 16, PAGE), 0)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import subprocess
+from collections.abc import Callable
+from functools import cache
+
 import torch
 
 from pipesd.errors import UsageError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+BFLOAT16_FROM = (8, 0)  # compute capability; devices before it have no arithmetic for it
+_log = logging.getLogger("pipesd.cloud")
 
 
 def chosen_device(text: str) -> torch.device:
@@ -26,15 +33,40 @@ def chosen_device(text: str) -> torch.device:
     return device
 
 
-def chosen_dtype(text: str, file_dtype: str, device: torch.device) -> str:
-    """The name in DTYPES that `text` stands for: auto is float32 on the CPU, `file_dtype` on CUDA. UsageError."""
+def chosen_dtype(text: str, file_dtype: str, device: torch.device, say: Callable[[str], None] = _log.warning) -> str:
+    """The name in DTYPES that `text` stands for: auto is float32 on the CPU, `file_dtype` on CUDA, and float16 for
+    bfloat16 where the device has none, which `say` is told. UsageError for what there is not."""
+    lacks = device.type == "cuda" and torch.cuda.get_device_capability(device) < BFLOAT16_FROM
+    if text == "auto" and lacks and file_dtype == "bfloat16":
+        say(f"{device} has no bfloat16 arithmetic: the model runs in float16; --dtype float32 is more exact")
+        return "float16"
     if text == "auto":
         return "float32" if device.type == "cpu" else file_dtype
     if text not in DTYPES:
         raise UsageError(f"dtype {text!r}: auto, {', '.join(DTYPES)} was wanted")
     if text == "float16" and device.type == "cpu":
         raise UsageError("dtype float16 is for CUDA; use float32 or bfloat16 on the CPU")
+    if text == "bfloat16" and lacks:
+        raise UsageError(f"dtype bfloat16: {device} has no arithmetic for it; use float16 or float32")
     return text
+
+
+@cache
+def why_no_kernels(device: torch.device) -> str | None:
+    """None if Triton's kernels run on this CUDA device, else why they do not, in one line. Asked once for each device:
+    a kernel of each module is compiled, for which Triton wants a C compiler, and run."""
+    try:
+        from pipesd.cloud import paged_kernels, step_kernels
+    except ImportError as error:
+        return f"triton is not installed ({error})"
+    try:
+        with torch.cuda.device(device):
+            for module in (paged_kernels, step_kernels):
+                module.try_out(device)
+            torch.cuda.synchronize(device)
+    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError, step_kernels.TritonError) as error:
+        return f"triton's kernels do not run here ({str(error).strip().partition(chr(10))[0] or type(error).__name__})"
+    return None
 
 
 def checked_number(name: str, value: int, least: int, most: int | None) -> int:

@@ -9,6 +9,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.errors import TritonError
+
+__all__ = ["TritonError", "TritonSteps", "try_out"]
 
 _GATES = 1024  # of one block
 
@@ -97,3 +100,8 @@ class TritonSteps:
         out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
         _gate[(rows, triton.cdiv(size, _GATES))](gate_up, out, SIZE=size, BLOCK=_GATES, num_warps=4)
         return out
+
+
+def try_out(device: torch.device) -> None:
+    """Runs a small kernel; what triton raises where it cannot."""
+    TritonSteps().gate(torch.zeros(1, 16, device=device))

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pipesd.cloud.placing import why_no_kernels
+
 
 class Steps(Protocol):
     """The small steps of a layer. Every row is treated alike and by itself; sums are in float32."""
@@ -56,11 +58,9 @@ def _length(x: Tensor, floor: Tensor) -> Tensor:
 
 
 def steps_for(device: torch.device) -> Steps:
-    """Kernels of our own on CUDA where triton is installed: there each operator of torch costs as much as a step."""
-    if device.type == "cuda":
-        try:
-            from pipesd.cloud.step_kernels import TritonSteps
-        except ImportError:
-            return PlainSteps()
-        return TritonSteps()
-    return PlainSteps()
+    """Kernels of our own on CUDA where triton runs: there each operator of torch costs as much as a step."""
+    if device.type == "cpu" or why_no_kernels(device) is not None:
+        return PlainSteps()
+    from pipesd.cloud.step_kernels import TritonSteps
+
+    return TritonSteps()

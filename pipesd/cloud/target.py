@@ -6,7 +6,7 @@ every kernel is given a fixed shape or treats rows alike; a check when loading c
 warns where it does not hold. With several threads or with `exact=False` nothing is promised beyond the usual rounding.
 
 On CUDA the same is had at a price, by passes that all have one number of rows; unasked nothing is promised there. The
-cache is in pages and the passes are recorded (`paged_cache`, `graphs`) where triton is installed.
+cache is in pages and the passes are recorded (`paged_cache`, `graphs`) where triton's kernels run.
 
 Threads: a pass runs with `threads` torch threads (1) and leaves torch's own setting as it found it. One thread is the
 default because one is exact, and because the weights' way through memory, not arithmetic, limits passes of few rows.
@@ -19,18 +19,21 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from pipesd.cloud.graphs import EXACT_SIZE, RecordedPasses
+from pipesd.cloud.graphs import EXACT_SIZE, SIZES, RecordedPasses
 from pipesd.cloud.kv_cache import KVCache
 from pipesd.cloud.model import Decoder
-from pipesd.cloud.paged_cache import PagedCache, pages_of, pages_that_fit
+from pipesd.cloud.paged_attention import splits
+from pipesd.cloud.paged_cache import PagedCache, sessions_that_fit
 from pipesd.cloud.pass_batches import BatchTarget, arg_max
-from pipesd.cloud.shape import CacheShape
+from pipesd.cloud.placing import why_no_kernels
+from pipesd.cloud.shape import CacheShape, ModelShape
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.policy.batch_choices import Batch
 
 MOST_ROWS = 256  # of one pass through the layers; longer ones are cut, which bounds memory
 LEAST_ROWS = 4  # on the CPU fewer are filled up: kernels for one row are not those for several, and slower ones
-POOL_SHARE = 0.9  # of a device's memory that is free behind the weights; the rest is for the passes themselves
+LIBRARY_BYTES = 768 << 20  # of a device: cuBLAS on each stream that records, graphs, kernels, gaps between tensors
+DRAWN_BYTES = 56  # for each logit of a row that is drawn: probabilities, the sorted ones with their sums, noise
 
 
 class TorchTarget(BatchTarget):
@@ -109,26 +112,39 @@ class TorchTarget(BatchTarget):
 
 
 def new_cache(
-    shape: CacheShape, slots: int, *, device: torch.device, dtype: torch.dtype, exact: bool, say: Callable[[str], None]
+    shape: CacheShape,
+    slots: int,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    exact: bool,
+    room: int | None,
+    say: Callable[[str], None],
 ) -> KVCache | PagedCache:
-    """The cache that suits the device: in pages on CUDA where triton is installed. The weights are to be there already:
-    the pages share what is left. `say` takes a line about what is missing. UsageError where no session fits."""
-    if device.type == "cpu":
+    """The cache that suits the device: in pages on CUDA where the kernels run, and of as many slots as surely fit into
+    `room` bytes (None: any number), which `say` is told if they are fewer. UsageError where no session fits."""
+    if device.type == "cpu" or why_no_kernels(device) is not None:
         return KVCache(shape, slots, device=device, dtype=dtype, exact=exact)
-    try:
-        from pipesd.cloud.paged_kernels import triton_read
-    except ImportError:
-        say(f"triton is not installed: passes on {device} are not recorded, and slower; install triton")
-        return KVCache(shape, slots, device=device, dtype=dtype, exact=exact)
-    free = int(torch.cuda.mem_get_info(device)[0] * POOL_SHARE)
-    pages = pages_that_fit(shape, slots, dtype, free)
-    if pages < slots * pages_of(shape.context):
-        sure = pages // pages_of(shape.context)
+    from pipesd.cloud.paged_kernels import triton_read
+
+    sure = slots if room is None else sessions_that_fit(shape, dtype, room)
+    if sure < slots:
         say(
-            f"the cache has room for {sure} sessions of {shape.context} positions, not {slots}: if they grow so long, "
-            "the worker starts anew; ask for fewer sessions or a shorter --context"
+            f"{device} has room for {sure} sessions of {shape.context} positions, not {slots}: no more are held at "
+            "once; ask for a shorter --context to have more"
         )
-    return PagedCache(shape, slots, device=device, dtype=dtype, pages=pages, read=triton_read)
+    return PagedCache(shape, min(sure, slots), device=device, dtype=dtype, read=triton_read)
+
+
+def working_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
+    """The most that passes on a CUDA device take beside weights and cache, libraries included."""
+    recorded = sum(SIZES)  # rows whose results stay; a stream that records keeps what it had for its first try
+    rows = MOST_ROWS + SIZES[-1] + recorded
+    query, key = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    values = 4 * (2 * shape.hidden + query + 2 * key + 3 * shape.feed_forward)  # some are float32 in any precision
+    partial = 4 * shape.heads * splits(shape.cache(shape.context)) * (shape.head_size + 2)
+    logits = (MOST_ROWS + 2 * recorded) * (4 + dtype.itemsize) + MOST_ROWS * DRAWN_BYTES
+    return rows * (values + partial) + logits * shape.width + LIBRARY_BYTES
 
 
 def _cut(batch: Batch, most_rows: int) -> Iterator[list[tuple[int, int, Sequence[int], int]]]:

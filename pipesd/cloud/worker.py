@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from pipesd.clock import Clock, SystemClock
@@ -37,7 +38,8 @@ class Target(Protocol):
     def vocabulary(self) -> Vocabulary: ...
 
     @property
-    def slots(self) -> int: ...
+    def slots(self) -> int:
+        """Sessions that have room at once, each as long as the context; maybe fewer than were asked for."""
 
     @property
     def pass_ms(self) -> int:
@@ -87,7 +89,7 @@ class Worker:
     def __init__(self, front: PairSocket, target: Target, clock: Clock, **bounds: float) -> None:
         info = target.info
         limits = CloudLimits(context=info.context, vocabulary_size=target.vocabulary.size, **bounds)  # type: ignore[arg-type]
-        assert limits.max_sessions <= target.slots, f"{limits.max_sessions} sessions need as many slots"
+        limits = replace(limits, max_sessions=min(limits.max_sessions, target.slots))  # what surely fits
         self._front = front
         self._target = target
         self._clock = clock
