@@ -1,15 +1,28 @@
-"""Opens files that somebody named, as long as they are files: a pipe or a device would be read for ever."""
+"""Finds and opens what somebody named, as long as it is a file: a pipe or a device would be read for ever."""
 
 from __future__ import annotations
 
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from pipesd.errors import UsageError
 
 _SHOWN = 80  # characters of a text from a file that a message repeats
+
+
+def locate(path: str | Path) -> tuple[Path, Literal["file", "folder", "other", "nothing"]]:
+    """The absolute path, `~` expanded and links followed, and what is there; "other": a pipe, a device … UsageError,
+    one line, for a path that cannot be, and for a folder that cannot be listed."""
+    try:
+        resolved = Path(path).expanduser().resolve()
+        if resolved.is_dir():
+            os.scandir(resolved).close()
+            return resolved, "folder"
+        return resolved, "file" if resolved.is_file() else "other" if resolved.exists() else "nothing"
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, a loop of links, no home folder, a NUL
+        raise UsageError(f"{os.fspath(path)!r}: {getattr(error, 'strerror', None) or error}; check the path") from error
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -116,6 +116,7 @@ def test_a_window_of_a_llama_file_is_that_of_every_layer(tmp_path: Path) -> None
         ("qwen3", "expert_count", 8, "a mixture of experts"),
         ("qwen3", "rope.scaling.yarn_log_multiplier", 0.5, "a YaRN multiplier of its own"),
         ("llama", "attention.clamp_kqv", 8.0, "clamped queries, keys and values"),
+        ("qwen3", "pooling_type", 3, "one result for a whole text.* .qwen3.pooling_type"),
         ("llama", "rope.freq_base", 0.5, "do not fit each other .rope.freq_base"),
         ("llama", "attention.key_length", 15, "has attention heads of size 15"),
         (

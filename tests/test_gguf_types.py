@@ -63,6 +63,13 @@ def test_blocks_are_read_as_by_the_package(
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.filterwarnings("error")
+def test_scales_without_end_are_read_without_a_word_from_numpy(tmp_path: Path) -> None:
+    data = np.full(34 * ROWS * COLUMNS // 32, 0, np.uint8)
+    data[:2] = np.frombuffer(np.float16(np.inf).tobytes(), np.uint8)
+    assert np.isnan(read(tmp_path / "x", Kind.Q8_0, data.tobytes())[0, :32]).all()
+
+
 class _Traits(ctypes.Structure):
     _fields_ = (
         ("type_name", ctypes.c_char_p), ("block", ctypes.c_int64), ("interleave", ctypes.c_int64),

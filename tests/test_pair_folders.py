@@ -132,8 +132,8 @@ def test_a_folder_is_read_as_the_cloud_reads_it(tmp_path: Path) -> None:
             (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 257}))
         facts, opened = read_folder(folder), open_folder(folder)
         shape = read_shape(folder / "config.json", opened.config)
-        assert (facts.name, facts.vocabulary, facts.end_ids, facts.template, facts.context, facts.architecture) == (
-            opened.name, opened.vocabulary, frozenset(opened.end_ids), opened.template, shape.context, shape.family
+        assert (facts.name, facts.vocabulary, facts.end_ids, facts.context, facts.architecture) == (
+            opened.name, opened.vocabulary, frozenset(opened.end_ids), shape.context, shape.family
         )  # fmt: skip
         assert facts.name == f"Some-{i}B"
     assert read_folder(write_folder(tmp_path / "yarn", rope_scaling=yarn)).context == 2048

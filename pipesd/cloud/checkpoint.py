@@ -5,44 +5,21 @@ A path that cannot be used is refused with one line that names it, says why and 
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pipesd.cloud.shape import ModelShape
+from pipesd.cloud.stored_tensor import StoredTensor, file_dtype, fingerprint
 from pipesd.core import Vocabulary
 from pipesd.errors import UsageError
+from pipesd.regular_file import locate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _PARTS_OF_FOLDERS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-_FILE_DTYPES = {"F32": "float32", "F16": "float16"}
-
-
-class StoredTensor(Protocol):
-    """A tensor in a file that is read when asked for; no mapping of the file stays behind."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Outputs first."""
-
-    @property
-    def n_bytes(self) -> int:
-        """In the file."""
-
-    @property
-    def kind(self) -> str:
-        """How it is stored: "F32", "BF16", "Q4_K" …"""
-
-    def read(self) -> Tensor:
-        """float32 on the CPU, the two halves of each rotary pair next to each other. UsageError: the file changed."""
-
-    def sample(self) -> bytes:
-        """Stretches of its bytes, enough to tell two tensors of one model apart; all of a small one."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +31,6 @@ class Checkpoint:
     shape: ModelShape
     vocabulary: Vocabulary
     end_ids: tuple[int, ...]
-    file_dtype: str  # "float32", "float16" or "bfloat16"; quantised files count as bfloat16
     header: bytes  # a digest of all that the files say beside the tensors
     tensors: Mapping[str, StoredTensor]
     files: int = 1  # that the tensors are in
@@ -69,6 +45,11 @@ class Checkpoint:
         """Bytes that all tensors have in the files."""
         return sum(tensor.n_bytes for tensor in self.tensors.values())
 
+    @property
+    def file_dtype(self) -> str:
+        """The precision of most bytes: "float32", "float16" or "bfloat16"; quantised files count as bfloat16."""
+        return file_dtype(self.tensors)
+
     def tensor_bytes(self, name: str) -> int:
         """Bytes of one tensor in its file, 0 if there is none of that name."""
         return self.tensors[name].n_bytes if name in self.tensors else 0
@@ -82,11 +63,7 @@ class Checkpoint:
 
     def fingerprint(self, dtype: str, device: str) -> bytes:
         """8 bytes that change with the metadata, with samples of any tensor, with precision and kind of device."""
-        digest = hashlib.blake2b(self.header, digest_size=8)
-        digest.update(f"{dtype} {device}".encode())
-        for tensor in self.tensors.values():
-            digest.update(tensor.sample())
-        return digest.digest()
+        return fingerprint(self.header, self.tensors, dtype, device)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -94,14 +71,10 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
     UsageError, one line, if it cannot serve as a target.
     """
-    try:
-        resolved = Path(path).expanduser().resolve()
-        there, folder = resolved.exists(), resolved.is_dir()
-        if there and not folder and not resolved.is_file():
-            raise UsageError(f"{resolved}: not a regular file; give a GGUF file or a Hugging Face folder")
-    except (OSError, RuntimeError, ValueError) as error:  # a name too long, a loop of links, no home folder, a NUL
-        raise UsageError(f"{os.fspath(path)!r}: {getattr(error, 'strerror', None) or error}; check the path") from error
-    if folder or not there:
+    resolved, kind = locate(path)
+    if kind == "other":
+        raise UsageError(f"{resolved}: not a regular file; give a GGUF file or a Hugging Face folder")
+    if kind != "file":
         from pipesd.cloud.hf_folder import open_folder_checkpoint
 
         return open_folder_checkpoint(path)
@@ -150,8 +123,3 @@ def _expected(shape: ModelShape) -> dict[str, tuple[int, ...]]:
         layer |= {"attn_q_norm.weight": (shape.head_size,), "attn_k_norm.weight": (shape.head_size,)}
     layers = {f"blk.{i}.{name}": size for i in range(shape.layers) for name, size in layer.items()}
     return {"token_embd.weight": (shape.width, hidden), "output_norm.weight": (hidden,)} | layers
-
-
-def file_dtype(tensors: Mapping[str, StoredTensor]) -> str:
-    """The precision that a model's first matrix is stored in: what is not float32 or float16 counts as bfloat16."""
-    return _FILE_DTYPES.get(tensors["blk.0.attn_q.weight"].kind, "bfloat16")

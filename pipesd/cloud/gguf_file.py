@@ -10,15 +10,17 @@ import re
 from collections.abc import Iterator, Mapping
 from math import inf, log
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipesd.cloud.checkpoint import Checkpoint, check_tensors, file_dtype
-from pipesd.cloud.gguf_tensor import GgufTensor, stored_tensor
+from pipesd.cloud.checkpoint import Checkpoint, check_tensors
 from pipesd.cloud.shape import ModelShape, Rope
 from pipesd.core import Vocabulary
 from pipesd.errors import UsageError
 from pipesd.gguf_layout import GgufLayout, read_layout
 from pipesd.pieces import KINDS, read_pieces
+
+if TYPE_CHECKING:
+    from pipesd.cloud.gguf_tensor import GgufTensor
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _HALVES_APART = ("qwen2", "qwen3")  # rotary pairs are half a head apart in files of these
@@ -31,6 +33,8 @@ _PLAIN = "use a plain llama, qwen2 or qwen3 model"
 
 def open_gguf(path: Path) -> Checkpoint:
     """Opens the GGUF file at `path`, any part of a split one. UsageError, one line, if it cannot serve as a target."""
+    from pipesd.cloud.gguf_tensor import stored_tensor
+
     parts = _parts(path, read_layout(path, keep=_VOCABULARY_ARRAYS))
     fields = _Fields(parts[0])
     _check_kind(fields, sum(len(part.tensors) for part in parts))
@@ -61,7 +65,6 @@ def open_gguf(path: Path) -> Checkpoint:
         shape=shape,
         vocabulary=Vocabulary(pieces + (b"",) * (shape.width - len(pieces))),
         end_ids=end_ids,
-        file_dtype=file_dtype(tensors),
         header=hashlib.blake2b(b"".join(part.digest for part in parts)).digest(),
         tensors=tensors,
         files=len(parts),
@@ -175,6 +178,7 @@ def _check_supported(fields: _Fields) -> None:
         ("attention.scale", "an attention scale of its own"),
         ("attention.clamp_kqv", "clamped queries, keys and values"),
         ("rope.scaling.yarn_log_multiplier", "a YaRN multiplier of its own"),
+        ("pooling_type", "one result for a whole text, as models for embedding and reranking have"),
     ):
         if fields.number(key, 0):
             raise fields.refuse(f"has {what} ({fields.architecture}.{key})", _PLAIN)

@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipesd.cloud.stored_tensor import interleaved, sample_starts
 from pipesd.errors import UsageError
 from pipesd.gguf_layout import TensorPlace
 
 _PIECE_VALUES = 1 << 18  # dequantised at a time: what is made of them on the way stays in a cache
-_SAMPLES = 64  # stretches of each tensor that go into a fingerprint,
-_SAMPLE_BYTES = 1024  # of this size each; a tensor no larger than their sum goes in whole
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,10 @@ class GgufTensor:
         columns, rows = self.shape[-1], prod(self.shape[:-1])
         row_bytes = self.n_bytes // max(1, rows)
         values = np.empty((rows, columns), np.float32)
-        places = None if len(self.shape) == 1 else self._order(rows)
         step = max(1, _PIECE_VALUES // columns)
+        heads = self.head_size if len(self.shape) > 1 else 0
+        if heads:  # whole heads, so that a piece can be ordered by itself
+            step = -(-step // heads) * heads
         try:
             with self.path.open("rb", buffering=0) as file:
                 file.seek(self.offset)
@@ -51,30 +52,18 @@ class GgufTensor:
                     stored = np.fromfile(file, np.uint8, (end - start) * row_bytes)
                     if stored.nbytes < (end - start) * row_bytes:
                         raise self._changed("ends early")
-                    piece = gguf.quants.dequantize(stored.reshape(-1, row_bytes), kind)
-                    values[slice(start, end) if places is None else places[start:end]] = piece
+                    with np.errstate(all="ignore"):  # a scale without end or that is no number: told by who reads them
+                        piece = gguf.quants.dequantize(stored.reshape(-1, row_bytes), kind)
+                    values[start:end] = interleaved(piece, heads).reshape(piece.shape) if heads else piece
         except OSError as error:
             raise self._changed(f"cannot be read ({error.strerror})") from error
-        if self.head_size and len(self.shape) == 1:
-            values[:, self._order(columns)] = values.copy()
+        if self.head_size and not heads:
+            values = interleaved(values.reshape(-1), self.head_size)
         return torch.from_numpy(values.reshape(self.shape))
-
-    def _order(self, entries: int) -> np.ndarray | None:
-        """Where each row (or entry of a vector) of the file goes."""
-        if not self.head_size:
-            return None
-        half = np.arange(self.head_size) // (self.head_size // 2)
-        within = np.arange(self.head_size) % (self.head_size // 2) * 2 + half
-        heads = np.arange(0, entries, self.head_size)
-        return (heads[:, None] + within).reshape(-1)  # type: ignore[no-any-return]
 
     def sample(self) -> bytes:
         """Stretches of its bytes; all of a small tensor. UsageError as in `read`."""
-        starts = [0]
-        size = self.n_bytes
-        if self.n_bytes > _SAMPLES * _SAMPLE_BYTES:
-            size = _SAMPLE_BYTES
-            starts = [i * (self.n_bytes - size) // (_SAMPLES - 1) for i in range(_SAMPLES)]
+        starts, size = sample_starts(self.n_bytes)
         try:
             with self.path.open("rb") as file:
                 return b"".join(os.pread(file.fileno(), size, self.offset + start) for start in starts)

@@ -17,11 +17,12 @@ from typing import Any
 from pipesd.cloud.checkpoint import Checkpoint, check_tensors
 from pipesd.cloud.hf_config import read_shape
 from pipesd.cloud.safetensors_file import READABLE, SafetensorsTensor, read_safetensors
+from pipesd.cloud.stored_tensor import file_dtype, fingerprint
 from pipesd.core import Vocabulary
 from pipesd.errors import UsageError
 from pipesd.hf_vocabulary import model_name, read_hf_vocabulary, stated_end_ids
 from pipesd.json_file import read_object, read_small
-from pipesd.regular_file import shown
+from pipesd.regular_file import locate, shown
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _TEXTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
@@ -35,7 +36,7 @@ class Folder:
     """An open folder. `tensors`: the files' own names -> stored tensors, in the order of the files.
 
     `end_ids` are those of generation_config.json, else of config.json, else what llama.cpp would take from the
-    vocabulary. `template` is the chat template, or None.
+    vocabulary.
     """
 
     path: Path
@@ -43,7 +44,6 @@ class Folder:
     config: Mapping[str, Any]
     vocabulary: Vocabulary
     end_ids: tuple[int, ...]
-    template: str | None
     tensors: Mapping[str, SafetensorsTensor]
     texts_digest: bytes  # of the JSON files that say what the tensors mean
 
@@ -58,47 +58,23 @@ class Folder:
         return tuple(dict.fromkeys(tensor.path.name for tensor in self.tensors.values()))
 
     @property
-    def context(self) -> int:
-        """Positions that the model was made for; UsageError if config.json does not say."""
-        for table in (self.config, self.config.get("text_config")):
-            for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"):
-                value = table.get(key) if isinstance(table, dict) else None
-                if type(value) is int and value > 1:
-                    return value
-        raise UsageError(f"{self.path / 'config.json'}: does not say max_position_embeddings; add it")
-
-    @property
     def file_dtype(self) -> str:
         """The precision that most bytes are stored in: "float32", "float16", or "bfloat16" for anything else."""
-        kinds: dict[str, int] = {}
-        for tensor in self.tensors.values():
-            kinds[tensor.kind] = kinds.get(tensor.kind, 0) + tensor.n_bytes
-        most = max(kinds, key=kinds.__getitem__, default="BF16")
-        return {"F64": "float32", "F32": "float32", "F16": "float16"}.get(most, "bfloat16")
+        return file_dtype(self.tensors)
 
     def fingerprint(self, dtype: str, device: str) -> bytes:
         """8 bytes that change with the JSON files, with samples of any tensor, with precision and kind of device."""
-        digest = hashlib.blake2b(self.texts_digest, digest_size=8)
-        digest.update(f"{dtype} {device}".encode())
-        for name, tensor in sorted(self.tensors.items()):
-            digest.update(f"{name} {tensor.kind} {tensor.shape}".encode())
-            digest.update(tensor.sample())
-        return digest.digest()
+        return fingerprint(self.texts_digest, self.tensors, dtype, device)
 
 
 def open_folder(path: str | Path) -> Folder:
     """Opens the folder at `path` (`~` is expanded), of any family. UsageError, one line, if it cannot be served."""
-    try:
-        resolved = Path(path).expanduser().resolve()
-        is_folder, exists = resolved.is_dir(), resolved.exists()
-        inside = frozenset(os.listdir(resolved)) if is_folder else frozenset()
-    except (OSError, RuntimeError, ValueError) as error:  # a name too long, a loop of links, no home folder, a NUL
-        raise UsageError(f"{os.fspath(path)!r}: {getattr(error, 'strerror', None) or error}; check the path") from error
-    if not exists:
+    resolved, kind = locate(path)
+    if kind == "nothing":
         raise _nothing_there(os.fspath(path), resolved)
-    if not is_folder:
+    if kind != "folder":
         raise UsageError(f"{resolved}: a file, a Hugging Face folder was wanted; name the folder that it lies in")
-    if "config.json" not in inside:
+    if not os.path.lexists(resolved / "config.json"):
         raise _no_config(resolved)
     config = read_object(resolved / "config.json")
     tensors = _tensors(resolved)
@@ -110,7 +86,6 @@ def open_folder(path: str | Path) -> Folder:
         config=config,
         vocabulary=vocabulary,
         end_ids=stated_end_ids(resolved, config, vocabulary.size) or guessed,
-        template=tokenizer.template,
         tensors=tensors,
         texts_digest=_texts_digest(resolved),
     )
@@ -285,7 +260,6 @@ def open_folder_checkpoint(path: str | Path) -> Checkpoint:
         shape=shape,
         vocabulary=folder.vocabulary,
         end_ids=folder.end_ids,
-        file_dtype=folder.file_dtype,
         header=folder.texts_digest,
         tensors=tensors,
         files=len(folder.files),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipesd.cloud.stored_tensor import interleaved, sample_starts
 from pipesd.errors import UsageError
 from pipesd.file_kinds import HEAD_BYTES, kind_of
 from pipesd.regular_file import open_regular, shown
@@ -30,8 +31,6 @@ _ITEM_BITS = {
 }  # fmt: skip
 _HEADER_LIMIT = 100_000_000  # bytes; the format's own limit
 _PIECE_BYTES = 1 << 20  # read at a time; small enough to stay near the processor
-_SAMPLES = 64  # stretches of each tensor that go into a fingerprint,
-_SAMPLE_BYTES = 1024  # of this size each; a tensor no larger than their sum goes in whole
 _AGAIN = "copy or download it again"
 
 
@@ -63,17 +62,15 @@ class SafetensorsTensor:
             step = -(-step // self.head_size) * self.head_size
         values = torch.empty(rows, row)
         buffer = np.empty(max(1, min(step, rows) * row) * item, np.uint8)
-        stored = torch.from_numpy(buffer).view(getattr(torch, READABLE[self.kind]))
         with open_regular(self.path) as file:
             for first in range(0, rows if row else 0, step):
                 piece = values[first : first + step]
-                self._fill(file.fileno(), buffer[: piece.numel() * item], first * row * item)
-                read = stored[: piece.numel()]
-                if self.head_size:
-                    half = self.head_size // 2
-                    piece.view(-1, half, 2, row).copy_(read.view(-1, 2, half, row).transpose(1, 2))
-                else:
-                    piece.copy_(read.view(piece.shape))
+                raw = buffer[: piece.numel() * item]
+                self._fill(file.fileno(), raw, first * row * item)
+                raw = raw.reshape(-1, row * item)
+                raw = interleaved(raw, self.head_size) if self.head_size else raw
+                stored = torch.from_numpy(raw).view(getattr(torch, READABLE[self.kind]))
+                piece.view(stored.shape).copy_(stored)
         return values.view(self.shape)
 
     def _fill(self, descriptor: int, raw: np.ndarray, start: int) -> None:
@@ -90,12 +87,10 @@ class SafetensorsTensor:
 
     def sample(self) -> bytes:
         """Bytes from all over the tensor, as the file has them; all of a small one."""
-        starts, length = np.array([0]), self.n_bytes
-        if self.n_bytes > _SAMPLES * _SAMPLE_BYTES:
-            starts, length = np.linspace(0, self.n_bytes - _SAMPLE_BYTES, _SAMPLES, dtype=np.int64), _SAMPLE_BYTES
+        starts, length = sample_starts(self.n_bytes)
         raw = np.empty((len(starts), length), np.uint8)
         with open_regular(self.path) as file:
-            for piece, start in zip(raw, starts.tolist(), strict=True):
+            for piece, start in zip(raw, starts, strict=True):
                 self._fill(file.fileno(), piece, start)
         return raw.tobytes()
 
