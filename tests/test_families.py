@@ -6,7 +6,7 @@ that each does is itself tried.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,13 @@ VARIANTS = {
         "qwen3", {"use_sliding_window": True, "sliding_window": 70, "max_window_layers": 0, "num_key_value_heads": 1}
     ),
 }  # fmt: skip
+QUICK = ("llama with biases of both", "llama, yarn", "mistral with a window", "qwen2 with layer_types", "qwen3")
 RICH = ("llama with biases of both", "qwen2 with windows from a layer on", "qwen3 with wide heads and biases")
+
+
+def quick(names: Iterable[str], *few: str) -> list[Any]:
+    """Those names, all but `few` of them for the slow tests."""
+    return [name if name in few else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 class Models:
@@ -138,7 +144,7 @@ def theirs(folder: Path, ids: Sequence[int], *, one_by_one: bool) -> np.ndarray:
 # --- transformers' logits ---
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", quick(VARIANTS, *QUICK))
 def test_logits_are_those_of_transformers(models: Models, name: str) -> None:
     target = models.target(name)
     ids = some_ids(target, min(LENGTH, target.info.context))
@@ -146,7 +152,7 @@ def test_logits_are_those_of_transformers(models: Models, name: str) -> None:
     np.testing.assert_allclose(in_pieces(target, ids, drawn(1, 90, 1)), wanted, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("name", [*RICH, "llama, llama3", "llama, yarn", "mistral with a window"])
+@pytest.mark.parametrize("name", quick([*RICH, "llama, llama3", "llama, yarn", "mistral with a window"], "llama, yarn"))
 def test_the_bench_gives_transformers_the_same_model(models: Models, name: str) -> None:
     from bench.target import transformers_model
 
@@ -156,7 +162,7 @@ def test_the_bench_gives_transformers_the_same_model(models: Models, name: str) 
     np.testing.assert_allclose(made, theirs(models.folder(name), ids, one_by_one=False), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", RICH)
+@pytest.mark.parametrize("name", quick(RICH, RICH[0]))
 def test_every_tensor_has_its_part_in_the_logits(models: Models, name: str) -> None:
     """A row of any tensor a tenth off, and the logits leave the tolerance: none is ignored."""
     target = models.new_target(name)
@@ -189,7 +195,10 @@ def test_every_tensor_has_its_part_in_the_logits(models: Models, name: str) -> N
 
 @pytest.mark.parametrize(
     "name",
-    ["mistral with a window", "mistral with a window of buckets", "qwen2 with layer_types", "qwen3 with windows"],
+    quick(
+        ["mistral with a window", "mistral with a window of buckets", "qwen2 with layer_types", "qwen3 with windows"],
+        "qwen2 with layer_types",
+    ),
 )
 @pytest.mark.parametrize("change", [-1, 1])
 def test_a_window_wrong_by_one_is_noticed(models: Models, name: str, change: int) -> None:
@@ -219,7 +228,7 @@ def test_a_window_as_wide_as_the_context_costs_nothing(models: Models) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", quick(VARIANTS, "llama", "qwen2", "qwen3 with windows"))
 def test_rows_keep_their_bits(models: Models, name: str, dtype: str) -> None:
     target = models.target(name, dtype)
     assert target.invariant
@@ -229,7 +238,7 @@ def test_rows_keep_their_bits(models: Models, name: str, dtype: str) -> None:
         assert np.array_equal(in_pieces(target, ids, sizes), whole)
 
 
-@pytest.mark.parametrize("name", [*RICH, "mistral with a window", "qwen2 with layer_types"])
+@pytest.mark.parametrize("name", quick([*RICH, "mistral with a window", "qwen2 with layer_types"], RICH[1]))
 def test_single_rows_keep_their_bits(models: Models, name: str) -> None:
     target = models.target(name)
     ids = some_ids(target, LENGTH)
@@ -237,7 +246,7 @@ def test_single_rows_keep_their_bits(models: Models, name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", [*RICH, "mistral with a window"])
+@pytest.mark.parametrize("name", quick([*RICH, "mistral with a window"], RICH[2]))
 def test_sessions_that_share_passes_have_the_bits_of_each_alone(models: Models, name: str, dtype: str) -> None:
     wander(models.target(name, dtype), np.random.default_rng(5), rounds=4, start=50, most=12)
 
@@ -259,7 +268,7 @@ def test_the_check_of_rows_has_a_window_where_there_is_one(
     assert any(begins) == any(decoder.shape.windows)
 
 
-@pytest.mark.parametrize("name", ["qwen2 with windows from a layer on", "qwen3 with wide heads and biases"])
+@pytest.mark.parametrize("name", quick(RICH[1:], RICH[2]))
 def test_what_is_not_exact_is_close(models: Models, name: str) -> None:
     target = load_target(models.folder(name), device="cpu", exact=False)
     ids = some_ids(target, 200)

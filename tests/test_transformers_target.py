@@ -6,7 +6,7 @@ from __future__ import annotations
 import configparser
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,11 @@ RECURRENT: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"lru_width": 64, "num_hidden_layers": 3},
     "lfm2": {"full_attn_idxs": [1]},
 }
+
+
+def quick(names: Iterable[str], *few: str) -> list[Any]:
+    """Those names, all but `few` of them for the slow tests."""
+    return [name if name in few else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +120,7 @@ def in_pieces(target: TransformersTarget, ids: Sequence[int], sizes: Iterator[in
 # --- the bits of a row ---
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", quick(FAMILIES, "gemma3_text", "gpt2"))
 def test_a_text_in_any_pieces_has_the_bits_of_one_pass_and_the_logits_of_transformers(
     folders: Callable[..., Path], family: str
 ) -> None:
@@ -249,8 +254,8 @@ def test_logits_are_those_of_the_plain_decoder(folders: Callable[..., Path]) -> 
     assert ours.info.fingerprint != plain.info.fingerprint, "near ties may fall otherwise"
 
 
-@pytest.mark.parametrize("options", [{"exact": False}, {"threads": 2}])
-@pytest.mark.parametrize("family", ["gemma3_text", "mixtral"])
+@pytest.mark.parametrize("options", [{"exact": False}, pytest.param({"threads": 2}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", quick(["gemma3_text", "mixtral"], "mixtral"))
 def test_what_is_not_exact_does_not_say_so_but_is_close(
     folders: Callable[..., Path], family: str, options: dict[str, Any]
 ) -> None:
@@ -269,7 +274,7 @@ def test_what_is_not_exact_does_not_say_so_but_is_close(
 # --- what loading finds out ---
 
 
-@pytest.mark.parametrize("family", RECURRENT)
+@pytest.mark.parametrize("family", quick(RECURRENT, "mamba", "lfm2"))
 def test_a_state_that_cannot_be_rolled_back_is_refused_by_name(tmp_path: Path, family: str) -> None:
     path = write_folder(tmp_path / "m", family, **SMALL | RECURRENT[family])
     with pytest.raises(UsageError) as caught:
