@@ -141,6 +141,23 @@ def test_a_configuration_loads_its_target_by_its_backend(
     assert asked == [(backend, ["m", "auto", "bfloat16", None, 3, 1], True if row_invariant else None)]
 
 
+@pytest.mark.parametrize("backend", ["plain", "transformers"])
+def test_without_torch_a_cloud_says_what_to_install(backend: str) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from pipesd.cloud.server import CloudServer\n"
+        "from pipesd.config import CloudConfig\n"
+        "from pipesd.errors import UsageError\n"
+        f"server = CloudServer(CloudConfig(model='x', bind='tcp://127.0.0.1:0', backend={backend!r}))\n"
+        "try:\n"
+        "    server.start()\n"
+        "except UsageError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("torch is not installed; a cloud needs it: pip install 'pipesd[cloud]'\n")
+
+
 def test_what_cannot_start_says_why_and_leaves_nothing_behind() -> None:
     threads = threading.active_count()
 

@@ -174,13 +174,17 @@ def load_target(config: CloudConfig) -> Target:
 
 
 def _loader(backend: str) -> Callable[..., Target]:
-    """The function that loads a target for a backend; only now is torch needed."""
-    if backend == "transformers":
-        from pipesd.cloud.transformers_target import load_transformers_target
+    """The function that loads a target for a backend; only now is torch needed. UsageError where it is missing."""
+    try:
+        if backend == "transformers":
+            from pipesd.cloud.transformers_target import load_transformers_target
 
-        return load_transformers_target
-    from pipesd.cloud.loading import load_target as load_plain
-
+            return load_transformers_target
+        from pipesd.cloud.loading import load_target as load_plain
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "gguf"):
+            raise
+        raise UsageError(f"{error.name} is not installed; a cloud needs it: pip install 'pipesd[cloud]'") from error
     return load_plain
 
 
