@@ -6,7 +6,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -75,6 +75,58 @@ def test_figures_are_judged_by_the_recorded_passes(bench: ModuleType) -> None:
     assert not bench._figures(found)["7B: sessions"]
     rows[0] = row("recorded", 1, 5, 13.1)
     assert not bench._figures(found)["7B: passes"]
+
+
+class Told:
+    """A target that says 7 i + 3 behind i, and notes what it is asked; slot 0 alone is kept."""
+
+    info = SimpleNamespace(vocabulary_size=50)
+
+    def __init__(self) -> None:
+        self.text: list[int] = []
+        self.asked: list[list[int]] = []
+        self.cut: list[int] = []
+
+    def greedy(self, batch: list[tuple[int, list[int], int]]) -> list[tuple[int, ...]]:
+        self.text += batch[0][1]
+        self.asked.append(batch[0][1])
+        return [tuple((7 * i + 3) % 50 for i in ids[len(ids) - rows :]) for _, ids, rows in batch]
+
+    def truncate(self, slot: int, length: int) -> None:
+        if slot == 0:
+            assert length <= len(self.text)
+            self.cut.append(len(self.text) - length)
+            del self.text[length:]
+
+
+def test_drafts_are_judged_in_one_pass_and_what_is_wrong_is_taken_back(bench: ModuleType) -> None:
+    target = Told()
+    found = bench.greedy_ids(target, 30)
+    wanted, last = [], 39
+    for _ in range(30):
+        wanted.append(last := (7 * last + 3) % 50)
+    assert found == wanted and target.text == []
+    drafts = [ids for ids in target.asked if len(ids) == 5]
+    assert len(drafts) > 8 and set(target.cut) >= {0, 1, 2, 3, 4}, "a draft was wrong at each place, and nowhere"
+
+
+@pytest.mark.parametrize(
+    ("error", "hidden"), [(None, False), (RuntimeError("called a synchronizing CUDA operation"), True)]
+)
+def test_hidden_waits_are_what_torch_raises(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, error: Exception | None, hidden: bool
+) -> None:
+    modes: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def run() -> None:
+        assert modes == ["error"]
+        if error is not None:
+            raise error
+
+    assert bench.waits_hidden(run) is hidden and modes == ["error", "default"]
+    with pytest.raises(RuntimeError, match="another"):
+        bench.waits_hidden(lambda: (_ for _ in ()).throw(RuntimeError("another")))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -224,6 +224,22 @@ def test_what_is_not_finite_stays_with_its_session(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("exact", [False, True])
+def test_cuda_waits_nowhere_within_a_pass(tiny_file: Path, exact: bool) -> None:
+    """Torch raises where its host would wait for the device; only what is fetched at the end of a pass is outside."""
+    target = load_target(tiny_file, device="cuda", exact=exact)
+    run = target._recorded
+    assert run is not None
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.inference_mode():
+            for batch in ([(0, [1, 2, 3], 3), (1, [4], 0)], [(0, [5], 1)], [(1, list(range(100)), 1)]):
+                assert run(batch) is not None
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_cuda_keeps_the_bits_of_a_row_where_that_is_asked_for(tiny_file: Path, dtype: str) -> None:
     said: list[str] = []
