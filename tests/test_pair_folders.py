@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,30 @@ def test_a_folder_whose_weights_are_still_to_come(make: Make, tmp_path: Path) ->
     assert "the target's are missing" in pair(make(), folder).out
 
 
+def test_a_folder_that_is_being_downloaded(make: Make, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "half")
+    (folder / "model.safetensors").write_bytes(bytes(1 << 16))
+    (folder / "model.safetensors.aria2").touch()
+    ran = pair(make(), folder)
+    assert ran.code == 0 and "are missing: model.safetensors (1 of 1 files)" in ran.out
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with names")
+def test_a_pipe_among_the_weights_is_not_waited_for(make: Make, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "piped")
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    ran = pair(make(), folder)
+    assert ran.code == 2 and f"{folder / 'model.safetensors'}: not a regular file" in ran.complaint
+
+
+def test_an_index_that_leads_out_of_the_folder(make: Make, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "f", files=2)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x.safetensors"}}')
+    ran = pair(make(), folder)
+    assert ran.code == 2 and "names '../x.safetensors', which is outside the folder" in ran.complaint
+
+
 def test_a_folder_of_pickled_weights(make: Make, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "pickled")
     (folder / "model.safetensors").rename(folder / "pytorch_model-00001-of-00001.bin")
@@ -124,6 +149,10 @@ def test_a_folder_is_read_as_the_cloud_reads_it(tmp_path: Path) -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
     places: list[dict[str, Any]] = [
         {}, {"eos_token_id": None}, {"rope_scaling": yarn}, {"rope_parameters": yarn},
+        {"rope_scaling": {"type": "yarn", "factor": 4}, "original_max_position_embeddings": 256},
+        {"rope_scaling": yarn, "original_max_position_embeddings": 64}, {"max_position_embeddings": 512.0},
+        {"rope_parameters": {"full_attention": yarn}}, {"rope_scaling": {**yarn, "factor": None}},
+        {"rope_parameters": yarn, "max_position_embeddings": 4096}, {"rope_scaling": {**yarn, "factor": 2.5}},
         {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, {"model_type": "qwen2"},
     ]  # fmt: skip
     for i, config in enumerate(places):
@@ -166,9 +195,10 @@ def test_the_clouds_own_decoder_is_known_here() -> None:
         ("config.json", b"{", "config.json: not JSON, or cut short"),
         ("tokenizer.json", None, "has no tokenizer.json"),
         ("tokenizer.json", b"\0" * 64, "all zeros"),
-        ("model.safetensors", b"<!DOCTYPE html>", "is a web page (the download failed)"),
-        ("model.safetensors", b"\x80\x02}q\x00.", "is a pickled PyTorch checkpoint"),
-        ("model.safetensors", b"\x20" + bytes(7) + b'{"a": 1}', "its header is damaged or cut short"),
+        ("model.safetensors", b"<!DOCTYPE html>", "a web page (the download failed), a safetensors file was wanted"),
+        ("model.safetensors", b"\x80\x02}q\x00.", "a pickled PyTorch checkpoint (never opened"),
+        ("model.safetensors", b"\x20" + bytes(7) + b'{"a": 1}', "cut short (16 bytes, its header alone has 32)"),
+        ("model.safetensors", b"\x08" + bytes(7) + b'{"a": 1}', "tensor a has no shape and place in its header"),
         ("model.safetensors", 70000, "cut short"),
     ],
 )

@@ -19,8 +19,9 @@ pytest.importorskip("torch")
 import torch
 
 from pipesd.cloud import safetensors_file
-from pipesd.cloud.safetensors_file import SafetensorsTensor, read_safetensors
+from pipesd.cloud.safetensors_file import SafetensorsTensor
 from pipesd.errors import UsageError
+from pipesd.safetensors_layout import read_places
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
@@ -33,6 +34,10 @@ def write(path: Path, header: Any, data: bytes = b"", length: int | None = None)
 
 def entry(kind: str, shape: Any, start: Any, end: Any) -> dict[str, Any]:
     return {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+
+
+def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
+    return {name: SafetensorsTensor(**vars(place)) for name, place in read_places(path).items()}
 
 
 def drawn(*shape: int) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipesd.cloud.checkpoint import Checkpoint, check_tensors
 from pipesd.cloud.shape import ModelShape, Rope
+from pipesd.contexts import stretched
 from pipesd.core import Vocabulary
 from pipesd.errors import UsageError
 from pipesd.gguf_layout import GgufLayout, read_layout
@@ -196,7 +197,7 @@ def _shape(fields: _Fields, tensors: Mapping[str, GgufTensor], tokens: int) -> M
     context, layers = int(fields.number("context_length")), int(fields.number("block_count"))
     rope = _rope(fields, context)
     if rope.kind == "yarn":
-        context = max(context, int(rope.original_context * rope.factor))
+        context = stretched(context, rope.original_context, rope.factor)
     shape = ModelShape(
         family=fields.architecture,
         layers=layers,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipesd.cloud.shape import ModelShape, Rope
+from pipesd.contexts import stretched
 from pipesd.errors import UsageError
 from pipesd.regular_file import shown
 
@@ -109,7 +110,7 @@ def read_shape(path: Path, values: Mapping[str, Any]) -> ModelShape:
     rope = _rope(config, trained)
     if rope.kind == "dynamic" and head_size == 2:
         raise config.refuse("has heads of 2 numbers, which dynamic rotary scaling cannot stretch", "use another model")
-    context = max(trained, int(rope.original_context * rope.factor)) if rope.kind == "yarn" else trained
+    context = stretched(trained, rope.original_context, rope.factor) if rope.kind == "yarn" else trained
     if context > _MOST_CONTEXT:
         raise config.refuse(f"rope_scaling makes a context of {context} positions", "correct its factor")
     return ModelShape(

@@ -16,15 +16,15 @@ from typing import Any
 
 from pipesd.cloud.checkpoint import Checkpoint, check_tensors
 from pipesd.cloud.hf_config import read_shape
-from pipesd.cloud.safetensors_file import READABLE, SafetensorsTensor, read_safetensors
+from pipesd.cloud.safetensors_file import READABLE, SafetensorsTensor
 from pipesd.cloud.stored_tensor import file_dtype, fingerprint
 from pipesd.core import Vocabulary
 from pipesd.errors import UsageError
 from pipesd.hf_vocabulary import model_name, read_hf_vocabulary, stated_end_ids
+from pipesd.hf_weights import INDEX, WHOLE, control_file, read_weights, weight_files
 from pipesd.json_file import read_object, read_small
 from pipesd.regular_file import locate, shown
 
-_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _TEXTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 _PARTIAL = ("*.incomplete", "*.aria2", "*.part", "*.crdownload", "*.download")
 _PICKLED = ("pytorch_model*.bin", "*.pth", "*.pt", "*.ckpt")
@@ -125,50 +125,19 @@ def _adapter(folder: Path) -> UsageError:
 
 def _tensors(folder: Path) -> dict[str, SafetensorsTensor]:
     """Every tensor of the folder by the file's name for it."""
-    if os.path.lexists(folder / _WHOLE):
-        paths, named = [folder / _WHOLE], {}
-    elif os.path.lexists(folder / _INDEX):
-        named = _index(folder)
-        paths = [folder / name for name in sorted(set(named.values()))]
-    else:
+    files = weight_files(folder)
+    if files is None:
         raise _no_weights(folder)
-    missing = [path for path in paths if named and not path.exists()]
-    if missing:
+    missing = files.missing
+    if missing and files.named:
         part = ", and a download is unfinished" if _unfinished(folder) else ""
         raise UsageError(
-            f"{missing[0]}: missing ({len(missing)} of {len(paths)} files that {_INDEX} names are{part}); "
+            f"{missing[0]}: missing ({len(missing)} of {len(files.paths)} files that {INDEX} names are{part}); "
             "download the folder again"
         )
-    found: dict[str, SafetensorsTensor] = {}
-    for path in paths:
-        control = path.with_name(f"{path.name}.aria2")
-        if control.exists():
-            raise UsageError(f"{path}: its download is unfinished ({control.name} lies beside it); finish it")
-        for name, tensor in read_safetensors(path).items():
-            if name in found:
-                raise UsageError(
-                    f"{path}: tensor {shown(name)} is also in {found[name].path.name}; download the folder again"
-                )
-            found[name] = tensor
-    absent = next((name for name, file in named.items() if name not in found or found[name].path.name != file), None)
-    if absent is not None:
-        what = f"has no tensor {shown(absent)}, which {_INDEX} says is there"
-        raise UsageError(f"{folder / named[absent]}: {what}; download both again")
-    return found
-
-
-def _index(folder: Path) -> dict[str, str]:
-    """Tensor -> file, as model.safetensors.index.json has it."""
-    path = folder / _INDEX
-    named = read_object(path).get("weight_map")
-    if not isinstance(named, dict) or not named:
-        raise UsageError(f"{path}: has no table weight_map; download it again")
-    for file in named.values():
-        if not isinstance(file, str) or not file.endswith(".safetensors"):
-            raise UsageError(f"{path}: names '{shown(file)}', a safetensors file was wanted; download it again")
-        if file != os.path.basename(file) or "\\" in file:
-            raise UsageError(f"{path}: names '{shown(file)}', which is outside the folder; use a folder that you trust")
-    return named
+    for path in files.unfinished:
+        raise UsageError(f"{path}: its download is unfinished ({control_file(path).name} lies beside it); finish it")
+    return {name: SafetensorsTensor(**vars(place)) for name, place in read_weights(files).items()}
 
 
 def _unfinished(folder: Path) -> bool:
@@ -186,24 +155,24 @@ def _no_weights(folder: Path) -> UsageError:
         return _adapter(folder)
     shards = sorted(folder.glob("model-*-of-*.safetensors"))
     if shards:
-        return UsageError(f"{folder}: has {shards[0].name} but no {_INDEX}; download that too")
+        return UsageError(f"{folder}: has {shards[0].name} but no {INDEX}; download that too")
     if _unfinished(folder):
-        return UsageError(f"{folder}: has no {_WHOLE}, and a download is unfinished; download the folder again")
+        return UsageError(f"{folder}: has no {WHOLE}, and a download is unfinished; download the folder again")
     pickled = next((path for pattern in _PICKLED for path in sorted(folder.glob(pattern))), None)
     if pickled is not None:
         return UsageError(
             f"{pickled}: a pickled PyTorch checkpoint, never opened since it could run code; use a folder with "
-            f"{_WHOLE}, or convert one that you trust: AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)"
+            f"{WHOLE}, or convert one that you trust: AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)"
         )
     if any(folder.glob("consolidated*.safetensors")):
         return UsageError(
             f"{folder}: has only consolidated.safetensors, the format of the model's makers; "
-            f"download {_WHOLE} or its parts"
+            f"download {WHOLE} or its parts"
         )
     ggufs = sorted(folder.glob("*.gguf"))
     if ggufs:
-        return UsageError(f"{folder}: has no {_WHOLE}, but GGUF files; name one, as {ggufs[0]}")
-    return UsageError(f"{folder}: has neither {_WHOLE} nor {_INDEX}; download the folder again with its weights")
+        return UsageError(f"{folder}: has no {WHOLE}, but GGUF files; name one, as {ggufs[0]}")
+    return UsageError(f"{folder}: has neither {WHOLE} nor {INDEX}; download the folder again with its weights")
 
 
 def _texts_digest(folder: Path) -> bytes:
