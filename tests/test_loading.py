@@ -176,13 +176,13 @@ def test_quick_loading_is_silent(stream: io.StringIO | None) -> None:
 
 def test_a_log_has_a_line_every_ten_seconds() -> None:
     said = run_progress(io.StringIO(), [0.5, 1.5, 5.0, 11.0, 11.6, 30.0])
-    assert said == [f"loading m.gguf: {part}" for part in ("4 of 6 MB (66 %)", "6 of 6 MB (100 %)")]
+    assert said == [f"loading m.gguf: {part}" for part in ("66 % of 6 MB", "100 % of 6 MB")]
 
 
 def test_a_terminal_has_one_line_that_is_wiped() -> None:
     terminal = Terminal()
     assert run_progress(terminal, [1.5, 1.6, 2.0]) == []
-    shown = "\rloading m.gguf: 1 of 3 MB (33 %)\rloading m.gguf: 3 of 3 MB (100 %)"
+    shown = "\rloading m.gguf: 33 % of 3 MB\rloading m.gguf: 100 % of 3 MB"
     assert terminal.getvalue() == f"{shown}\r{' ' * 33}\r"
 
 

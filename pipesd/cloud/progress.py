@@ -73,4 +73,4 @@ def bytes_text(count: float) -> str:
 
 
 def _amount(done: int, of: int) -> str:
-    return f"{done / 1e6:.0f} of {of / 1e6:.0f} MB ({100 * done // max(of, 1)} %)"
+    return f"{100 * done // max(of, 1)} % of {bytes_text(of)}"
