@@ -28,8 +28,11 @@ def bench() -> ModuleType:
 
 def run(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["gpu.py", *arguments])
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # the number belongs to the process
-    code: int = bench.main()
+    before = torch.get_num_threads()
+    try:
+        code: int = bench.main()
+    finally:
+        torch.set_num_threads(before)  # the number belongs to the process
     return code
 
 

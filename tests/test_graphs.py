@@ -322,7 +322,7 @@ def cache_on_cuda(monkeypatch: pytest.MonkeyPatch, why: str | None, room: int | 
     monkeypatch.setattr(
         target_module, "PagedCache", lambda *given, device, **options: PagedCache(*given, device=CPU, **options)
     )
-    monkeypatch.setattr(target_module, "KVCache", lambda *given, **options: "one that grows")
+    monkeypatch.setattr(target_module, "KVCache", lambda shape, slots, **options: f"one of {slots} that grow")
     return new_cache(SHAPE, 3, device=torch.device("cuda"), dtype=torch.float32, exact=True, room=room, say=said.append)
 
 
@@ -330,17 +330,19 @@ def test_a_device_gets_pages_only_where_the_kernels_run(monkeypatch: pytest.Monk
     said: list[str] = []
     cache = new_cache(SHAPE, 2, device=CPU, dtype=torch.float32, exact=True, room=None, say=said.append)
     assert not isinstance(cache, PagedCache)
-    assert cache_on_cuda(monkeypatch, "no C compiler", None, said) == "one that grows"
+    assert cache_on_cuda(monkeypatch, "no C compiler", None, said) == "one of 3 that grow"
     assert isinstance(cache_on_cuda(monkeypatch, None, None, said), PagedCache) and not said
 
 
 def test_no_more_sessions_are_held_than_surely_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     page = page_bytes(SHAPE, torch.float32)
-    for room, slots in ((16 * page, 3), (100 * page, 3), (15 * page, 2), (6 * page, 1)):
+    for pages, slots, growing in ((16, 3, 2), (100, 3, 3), (15, 2, 1), (6, 1, 1)):
         said.clear()
-        cache = cache_on_cuda(monkeypatch, None, room, said)
+        cache = cache_on_cuda(monkeypatch, None, pages * page, said)
         assert isinstance(cache, PagedCache) and cache.slots == slots
         assert said == [] if slots == 3 else f"room for {slots} sessions of 317 positions, not 3" in said[0]
+        cache = cache_on_cuda(monkeypatch, "no C compiler", pages * page, said)
+        assert cache == f"one of {growing} that grow"
     with pytest.raises(UsageError, match="a session of 317 positions"):
         cache_on_cuda(monkeypatch, None, 5 * page, said)

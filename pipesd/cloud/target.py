@@ -121,19 +121,25 @@ def new_cache(
     room: int | None,
     say: Callable[[str], None],
 ) -> KVCache | PagedCache:
-    """The cache that suits the device: in pages on CUDA where the kernels run, and of as many slots as surely fit into
-    `room` bytes (None: any number), which `say` is told if they are fewer. UsageError where no session fits."""
-    if device.type == "cpu" or why_no_kernels(device) is not None:
+    """The cache that suits the device: in pages on CUDA where the kernels run. There it has as many slots as surely fit
+    into `room` bytes (None: any number), which `say` is told if they are fewer. UsageError where no session fits."""
+    if device.type == "cpu":
         return KVCache(shape, slots, device=device, dtype=dtype, exact=exact)
-    from pipesd.cloud.paged_kernels import triton_read
-
+    in_pages = why_no_kernels(device) is None
     sure = slots if room is None else sessions_that_fit(shape, dtype, room)
+    if room is not None and not in_pages:
+        sure = max(1, sure - 1)  # one that grows is there twice for a moment
     if sure < slots:
         say(
             f"{device} has room for {sure} sessions of {shape.context} positions, not {slots}: no more are held at "
             "once; ask for a shorter --context to have more"
         )
-    return PagedCache(shape, min(sure, slots), device=device, dtype=dtype, read=triton_read)
+    slots = min(slots, sure)
+    if not in_pages:
+        return KVCache(shape, slots, device=device, dtype=dtype, exact=exact)
+    from pipesd.cloud.paged_kernels import triton_read
+
+    return PagedCache(shape, slots, device=device, dtype=dtype, read=triton_read)
 
 
 def working_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
