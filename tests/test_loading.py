@@ -183,7 +183,7 @@ def test_a_terminal_has_one_line_that_is_wiped() -> None:
     terminal = Terminal()
     assert run_progress(terminal, [1.5, 1.6, 2.0]) == []
     shown = "\rloading m.gguf: 33 % of 3 MB\rloading m.gguf: 100 % of 3 MB"
-    assert terminal.getvalue() == f"{shown}\r{' ' * 33}\r"
+    assert terminal.getvalue() == f"{shown}\r{' ' * 29}\r"
 
 
 def test_a_terminal_that_is_gone_does_not_end_the_loading() -> None:
