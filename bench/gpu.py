@@ -35,10 +35,10 @@ from pipesd.cloud.model import Decoder, PlainLinear
 from pipesd.cloud.paged_attention import PagedRead, plain_read
 from pipesd.cloud.paged_cache import PagedCache
 from pipesd.cloud.placing import why_no_kernels
-from pipesd.cloud.shape import CacheShape, ModelShape, Rope
 from pipesd.cloud.steps import steps_for
 from pipesd.cloud.target import TorchTarget, new_cache
 from pipesd.core import ModelInfo, Vocabulary
+from pipesd.model_shape import CacheShape, ModelShape, Rope
 
 PASS_FIGURE = 1.3  # most times the weights' way through memory, passes of 1 to 8 tokens of one session
 BATCH_FIGURE = 1.5  # most times the same session's pass alone, 8 sessions of 5 tokens

@@ -24,9 +24,9 @@ import torch
 
 from pipesd.cloud.checkpoint import Checkpoint, open_checkpoint
 from pipesd.cloud.loading import load_target
-from pipesd.cloud.shape import ModelShape, Rope
 from pipesd.cloud.target import TorchTarget
 from pipesd.core import Vocabulary
+from pipesd.model_shape import ModelShape, Rope
 
 ROWS = (1, 2, 4, 8, 16)
 FLOAT32_FIGURE = 1.5  # times as fast as the faster of transformers' forms, at every number of rows

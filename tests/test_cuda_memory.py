@@ -25,10 +25,10 @@ from pipesd.cloud.loading import load_target
 from pipesd.cloud.memory import CONTEXT_BYTES, need_of
 from pipesd.cloud.paged_cache import session_bytes
 from pipesd.cloud.placing import chosen_dtype, why_no_kernels
-from pipesd.cloud.shape import ModelShape
 from pipesd.cloud.steps import PlainSteps
 from pipesd.cloud.target import LIBRARY_BYTES, working_bytes
 from pipesd.errors import UsageError
+from pipesd.model_shape import ModelShape
 
 CUDA = torch.device("cuda")
 GB = 10**9

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import torch
 
 from pipesd.cloud.model import Decoder, PackedLinear, PlainLinear
-from pipesd.cloud.shape import ModelShape
+from pipesd.model_shape import ModelShape
 
 SHAPE = ModelShape(
     family="llama", layers=3, hidden=1024, heads=8, kv_heads=4, head_size=128, feed_forward=4096, width=2000,

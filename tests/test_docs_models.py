@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipesd.cloud.memory import Need, need_of
-from pipesd.cloud.shape import ModelShape
+from pipesd.model_shape import ModelShape
 
 TEXT = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
 # layers, hidden, heads, kv_heads, head_size, feed_forward, vocabulary, tied: from the models' own config.json

@@ -17,8 +17,8 @@ pytest.importorskip("torch")
 
 from pipesd.cloud.checkpoint import open_checkpoint
 from pipesd.cloud.loading import load_target
-from pipesd.cloud.shape import Rope
 from pipesd.errors import UsageError
+from pipesd.model_shape import Rope
 
 ALL_BIASES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 

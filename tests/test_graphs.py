@@ -26,9 +26,9 @@ from pipesd.cloud.graphs import SIZES, RecordedPasses, Run
 from pipesd.cloud.loading import load_target
 from pipesd.cloud.paged_attention import PAGE, PagedRead, plain_read
 from pipesd.cloud.paged_cache import PagedCache, page_bytes, pages_of, session_bytes, sessions_that_fit
-from pipesd.cloud.shape import CacheShape
 from pipesd.cloud.target import TorchTarget, new_cache
 from pipesd.errors import UsageError
+from pipesd.model_shape import CacheShape
 from pipesd.policy.accept import Draw
 from pipesd.policy.sampler import Sampler
 from pipesd.policy.sampling import Sampling

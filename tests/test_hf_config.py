@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tiny_hf import DEFAULTS, SIZES
 
-from pipesd.cloud.hf_config import read_shape
-from pipesd.cloud.shape import ModelShape, Rope
 from pipesd.errors import UsageError
+from pipesd.hf_config import read_shape
+from pipesd.model_shape import ModelShape, Rope
 
 PATH = Path("/models/m/config.json")
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}

@@ -18,10 +18,10 @@ from pipesd.cloud import loading, server
 from pipesd.cloud.loading import load_target
 from pipesd.cloud.memory import check_all_fit, check_fits, need_of
 from pipesd.cloud.progress import LoadingProgress, bytes_text
-from pipesd.cloud.shape import ModelShape
 from pipesd.config import CloudConfig
 from pipesd.errors import UsageError
 from pipesd.free_memory import Free, all_on_host, available_bytes, container_free, container_limit, free_on_host
+from pipesd.model_shape import ModelShape
 
 SHAPE = ModelShape(
     family="llama", layers=32, hidden=4096, heads=32, kv_heads=8, head_size=128, feed_forward=14336, width=128256,

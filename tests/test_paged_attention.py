@@ -29,7 +29,7 @@ from pipesd.cloud.paged_attention import (
     tile_rows,
 )
 from pipesd.cloud.paged_cache import PagedCache
-from pipesd.cloud.shape import CacheShape
+from pipesd.model_shape import CacheShape
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ERRORS = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}

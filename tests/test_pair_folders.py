@@ -142,8 +142,8 @@ def test_a_folder_padded_to_another_width(make: Make, tmp_path: Path) -> None:
 def test_a_folder_is_read_as_the_cloud_reads_it(tmp_path: Path) -> None:
     """Name, vocabulary, end ids and context, for each place where they may stand."""
     pytest.importorskip("torch")
-    from pipesd.cloud.hf_config import read_shape
     from pipesd.cloud.hf_folder import open_folder
+    from pipesd.hf_config import read_shape
 
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 128}
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
@@ -184,7 +184,8 @@ def test_a_sentencepiece_model_wants_its_start_token_unless_told(
 
 def test_the_clouds_own_decoder_is_known_here() -> None:
     pytest.importorskip("torch")
-    from pipesd.cloud import gguf_file, hf_config
+    from pipesd import hf_config
+    from pipesd.cloud import gguf_file
 
     assert set(OWN_DECODER) == {*hf_config._FAMILIES, *gguf_file.ARCHITECTURES}
 

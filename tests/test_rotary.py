@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 
 from pipesd.cloud.rotary import rotation_table
-from pipesd.cloud.shape import Rope
+from pipesd.model_shape import Rope
 
 HEAD_SIZE, CONTEXT = 32, 700
 ROPES = {

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipesd.cloud.shape import ModelShape
 from pipesd.cloud.stored_tensor import StoredTensor, file_dtype, fingerprint
 from pipesd.core import Vocabulary
 from pipesd.errors import UsageError
+from pipesd.model_shape import ModelShape
 from pipesd.regular_file import locate
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipesd.cloud.checkpoint import Checkpoint, check_tensors
-from pipesd.cloud.shape import ModelShape, Rope
 from pipesd.contexts import stretched
 from pipesd.core import Vocabulary
 from pipesd.errors import UsageError
 from pipesd.gguf_layout import GgufLayout, read_layout
+from pipesd.model_shape import ModelShape, Rope
 from pipesd.pieces import KINDS, read_pieces
 
 if TYPE_CHECKING:

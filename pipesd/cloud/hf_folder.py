@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from pipesd.cloud.checkpoint import Checkpoint, check_tensors
-from pipesd.cloud.hf_config import read_shape
 from pipesd.cloud.safetensors_file import READABLE, SafetensorsTensor
 from pipesd.cloud.stored_tensor import file_dtype, fingerprint
 from pipesd.core import Vocabulary
 from pipesd.errors import UsageError
+from pipesd.hf_config import read_shape
 from pipesd.hf_vocabulary import model_name, read_hf_vocabulary, stated_end_ids
 from pipesd.hf_weights import INDEX, WHOLE, control_file, read_weights, weight_files
 from pipesd.json_file import read_object, read_small

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipesd.cloud.shape import CacheShape
+from pipesd.model_shape import CacheShape
 
 TILE = 4  # query positions computed together; 1 costs more for drafts, 8 for single tokens
 BUCKET = 64  # keys are padded to a multiple of it

@@ -23,12 +23,12 @@ from pipesd.cloud.paged_cache import PagedCache, session_bytes
 from pipesd.cloud.pass_batches import torch_threads
 from pipesd.cloud.placing import DTYPES, checked_number, chosen_device, chosen_dtype, why_no_kernels
 from pipesd.cloud.progress import bytes_text
-from pipesd.cloud.shape import ModelShape
 from pipesd.cloud.steps import steps_for
 from pipesd.cloud.target import TorchTarget, new_cache, working_bytes
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.errors import UsageError
 from pipesd.free_memory import Free, all_on_host, free_on_host
+from pipesd.model_shape import ModelShape
 
 MOST_UNASKED_CONTEXT = 1 << 22  # positions; their rotations alone take a gigabyte or two
 _log = logging.getLogger("pipesd.cloud")

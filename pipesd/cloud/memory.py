@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipesd.cloud.progress import bytes_text
-from pipesd.cloud.shape import ModelShape
 from pipesd.errors import UsageError
 from pipesd.free_memory import Free
+from pipesd.model_shape import ModelShape
 
 CONTEXT_BYTES = 512 << 20  # that the driver takes of a device for each process
 _FIXED_BYTES = 96 << 20  # beside the tensors: pieces, small tensors, and up to 64 MB of freed memory that glibc keeps

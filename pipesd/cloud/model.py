@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipesd.cloud.rotary import rotation_table
-from pipesd.cloud.shape import ModelShape
 from pipesd.cloud.steps import PlainSteps, Steps
+from pipesd.model_shape import ModelShape
 
 
 class Linear(Protocol):

@@ -22,7 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pipesd.cloud.shape import CacheShape
+from pipesd.model_shape import CacheShape
 
 PAGE = 64  # positions
 SPLIT = 2 * PAGE  # keys of a split as long as the text is short

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from pipesd.cloud.paged_attention import PAGE, PagedRead, PassRows, cut_tiles, most_tiles, span_at
 from pipesd.cloud.progress import bytes_text
-from pipesd.cloud.shape import CacheShape
 from pipesd.errors import UsageError
+from pipesd.model_shape import CacheShape
 
 _COLUMNS = 6  # of a plan, each with an entry for every row: positions, places, slots, spans, and two of the page table
 

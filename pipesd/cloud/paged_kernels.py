@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pipesd.cloud.paged_attention import PAGE, SPLIT, PassRows, splits, tile_rows
-from pipesd.cloud.shape import CacheShape
+from pipesd.model_shape import CacheShape
 
 _EVERYTHING = 1 << 40  # a window that no text fills
 

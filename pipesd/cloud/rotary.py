@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from pipesd.cloud.shape import Rope
+from pipesd.model_shape import Rope
 
 
 def rotation_table(rope: Rope, head_size: int, context: int, divisors: Tensor | None = None) -> Tensor:

@@ -26,8 +26,8 @@ from pipesd.cloud.paged_attention import splits
 from pipesd.cloud.paged_cache import PagedCache, sessions_that_fit
 from pipesd.cloud.pass_batches import BatchTarget, arg_max
 from pipesd.cloud.placing import why_no_kernels
-from pipesd.cloud.shape import CacheShape, ModelShape
 from pipesd.core import ModelInfo, Vocabulary
+from pipesd.model_shape import CacheShape, ModelShape
 from pipesd.policy.batch_choices import Batch
 
 MOST_ROWS = 256  # of one pass through the layers; longer ones are cut, which bounds memory

@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipesd.cloud.shape import ModelShape, Rope
 from pipesd.contexts import stretched
 from pipesd.errors import UsageError
+from pipesd.model_shape import ModelShape, Rope
 from pipesd.regular_file import shown
 
 _ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
