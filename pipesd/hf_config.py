@@ -15,6 +15,7 @@ from typing import Any
 
 from pipesd.contexts import stretched
 from pipesd.errors import UsageError
+from pipesd.hf_families import named, never_served, other_backend
 from pipesd.model_shape import ModelShape, Rope
 from pipesd.regular_file import shown
 
@@ -25,12 +26,16 @@ _FAMILIES = {  # model_type -> what its class is called
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-_OTHER_BACKEND = "--backend transformers may serve it"
+_KNOWN = ", ".join(_FAMILIES)
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _MOST = (1 << 31) - 1  # no size of a model reaches it
 _MOST_LAYERS = 10_000
 _MOST_CONTEXT = 1 << 28
 _GREATEST = 1e30  # nor any of its other numbers
+
+
+class AnotherBackend(UsageError):
+    """The plain decoder does not serve the model; another backend may."""
 
 
 class Settings:
@@ -43,6 +48,9 @@ class Settings:
 
     def refuse(self, what: str, todo: str) -> UsageError:
         return UsageError(f"{self.path}: {what}; {todo}")
+
+    def elsewhere(self, what: str) -> AnotherBackend:
+        return AnotherBackend(f"{self.path}: {what}; {other_backend(self.values)}")
 
     def _wrong(self, key: str, wanted: str) -> UsageError:
         found = f"is '{shown(self.values[key])}'" if key in self.values else "is missing"
@@ -147,41 +155,25 @@ def _head_size(config: Settings, family: str, hidden: int, heads: int) -> int:
     return size
 
 
-def _named(name: object) -> str:
-    """A name from the file with its article."""
-    text = shown(name)
-    return f"{'an' if text[:1].lower() in 'aeiou' else 'a'} {text}"
-
-
 def _family(config: Settings) -> str:
     """The model's family, refusing by name what is none of ours or has parts that the decoder does not know."""
     family = config.text("model_type", "")
-    for key in ("vision_config", "audio_config"):
-        if config.values.get(key):
-            raise config.refuse(
-                f"is {_named(family or 'nameless')} model with a part for images or sound", _OTHER_BACKEND
-            )
+    if never := never_served(config.values):
+        raise config.refuse(*never)
+    if not family:
+        raise config.refuse(f"does not say its model_type, one of {_KNOWN} was wanted", "use a complete folder")
     if family not in _FAMILIES:
-        known = ", ".join(_FAMILIES)
-        found = f"is {_named(family)} model" if family else "does not say its model_type"
-        raise config.refuse(
-            f"{found}, one of {known} was wanted", _OTHER_BACKEND if family else "use a complete folder"
-        )
-    named = config.values.get("architectures")
-    if named is not None and not isinstance(named, list):
-        raise config.refuse(f"architectures is '{shown(named)}', a list was wanted", "download the file again")
-    if named and _FAMILIES[family] not in named:
+        raise config.elsewhere(f"is {named(family)} model, one of {_KNOWN} was wanted")
+    classes = config.values.get("architectures")
+    if classes is not None and not isinstance(classes, list):
+        raise config.refuse(f"architectures is '{shown(classes)}', a list was wanted", "download the file again")
+    if classes and _FAMILIES[family] not in classes:
         wanted = f"{_FAMILIES[family]} was wanted"
-        raise config.refuse(f"is {_named(named[0])}, {wanted}", "use a folder of a model that writes text")
-    quantised = config.table("quantization_config")
-    if quantised is not None:
-        method = shown(quantised.text("quant_method", "an unnamed method"))
-        todo = f"use the folder that it was made from, or a GGUF file; {_OTHER_BACKEND} if you have what {method} needs"
-        raise config.refuse(f"is quantised by {method}, which is not read here", todo)
+        raise config.refuse(f"is {named(classes[0])}, {wanted}", "use a folder of a model that writes text")
     if any(config.values.get(key) for key in _EXPERTS):
-        raise config.refuse("is a mixture of experts", _OTHER_BACKEND)
+        raise config.elsewhere("is a mixture of experts")
     if (activation := config.text("hidden_act", "silu")) not in ("silu", "swish"):
-        raise config.refuse(f"has the activation {shown(activation)}, silu was wanted", _OTHER_BACKEND)
+        raise config.elsewhere(f"has the activation {shown(activation)}, silu was wanted")
     return family
 
 
@@ -203,10 +195,10 @@ def _windows(config: Settings, family: str, layers: int) -> tuple[int, ...]:
     kinds = [shown(kind) for kind in named or ()]
     strange = next((kind for kind in kinds if kind not in ("full_attention", "sliding_attention")), None)
     if strange:
-        raise config.refuse(f"has layers of {strange}", _OTHER_BACKEND)
+        raise config.elsewhere(f"has layers of {strange}")
     if family == "mistral":
         if len(set(kinds)) > 1:
-            raise config.refuse("is a mistral model with two kinds of layers (layer_types)", _OTHER_BACKEND)
+            raise config.elsewhere("is a mistral model with two kinds of layers (layer_types)")
         if config.values.get("sliding_window", 0) is None:
             return ()
         return (config.integer("sliding_window", 4096),) * layers
@@ -224,14 +216,14 @@ def _rope(config: Settings, trained: int) -> Rope:
     if any(isinstance(value, dict) for value in settings.values.values()):  # one table for each kind of layer
         tables = [value for value in settings.values.values() if value is not None]
         if any(table != tables[0] for table in tables):
-            raise config.refuse("has rotary settings that differ from layer to layer", _OTHER_BACKEND)
+            raise config.elsewhere("has rotary settings that differ from layer to layer")
         settings = Settings(config.path, tables[0], "rope_parameters.")
     if any(key.endswith("_factor") and key.startswith("partial") for key in settings.values):
         partial = settings.positive("partial_rotary_factor", 1.0)
     else:
         partial = config.positive("partial_rotary_factor", 1.0)
     if partial != 1.0:
-        raise config.refuse(f"rotates {partial:g} of each head (partial_rotary_factor)", _OTHER_BACKEND)
+        raise config.elsewhere(f"rotates {partial:g} of each head (partial_rotary_factor)")
     kind = settings.text("rope_type", settings.text("type", "default"))
     rope = Rope(base=settings.positive("rope_theta", config.positive("rope_theta", 10000.0)))
     if kind == "default":
@@ -241,7 +233,7 @@ def _rope(config: Settings, trained: int) -> Rope:
     if kind == "dynamic":
         return replace(rope, kind="dynamic", factor=settings.positive("factor"), original_context=trained)
     if kind not in ("llama3", "yarn"):
-        raise config.refuse(f"has {shown(kind)} rotary scaling", _OTHER_BACKEND)
+        raise config.elsewhere(f"has {shown(kind)} rotary scaling")
     key = "original_max_position_embeddings"
     original = config.integer(key, settings.integer(key, trained))
     if kind == "llama3":
