@@ -17,6 +17,7 @@ from typing import Any
 
 from pipesd.errors import UsageError
 from pipesd.file_kinds import HEAD_BYTES, kind_of
+from pipesd.regular_file import open_regular
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -53,14 +54,14 @@ def read_layout(path: Path, *, keep: frozenset[str] = frozenset()) -> GgufLayout
     tensor begins.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size == 0:
                 raise UsageError(f"{path}: is empty; download the model again")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _parsed(path, data, size, keep)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+        raise UsageError(f"{path}: cannot be read ({error.strerror}); check the disk") from error
 
 
 def _parsed(path: Path, data: mmap.mmap, size: int, keep: frozenset[str]) -> GgufLayout:

@@ -13,6 +13,7 @@ pytest.importorskip("gguf", reason="the gguf package is not installed")
 
 from pipesd.edge.gguf_header import read_header, resolve_model
 from pipesd.errors import UsageError
+from pipesd.gguf_layout import read_layout
 from tests.tiny import write_tiny
 
 
@@ -53,6 +54,13 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "loop" in refusal("loop")
     assert "give the path of a GGUF model file" in refusal("~nobody-of-this-name/x.gguf")
     assert resolve_model("~/b.gguf") == tmp_path / "b.gguf"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with names")
+def test_a_pipe_put_there_in_the_meantime_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.gguf")
+    with pytest.raises(UsageError, match="not a regular file"):
+        read_layout(tmp_path / "m.gguf")
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")

@@ -253,17 +253,21 @@ def test_prompts_that_cannot_be(make: Make, prompt: str, complaint: str) -> None
 
 
 def test_parts_of_a_model(make: Make, tmp_path: Path) -> None:
-    parts = [tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2)]
-    for part in parts:
-        part.write_bytes(make().read_bytes())
+    from tests.tiny import write_tiny
+
+    parts = sorted(write_tiny(tmp_path / "m.gguf", split=9).parent.iterdir())
     facts, one = read_gguf(parts[0]), read_gguf(make())
-    assert facts.file_bytes == 2 * one.file_bytes and facts.vocabulary == one.vocabulary
+    assert facts.parameters == one.parameters and facts.vocabulary == one.vocabulary
+    assert facts.file_bytes == sum(part.stat().st_size for part in parts)
     more = pair_sample._needed_bytes(facts, 64) - pair_sample._needed_bytes(one, 64)
-    assert more == one.file_bytes, "memory for all parts"
-    ran = pair(make(), parts[1])
-    assert ran.code == 2 and "is part 2 of a model in 2 files; give the first" in ran.complaint
+    assert more == facts.file_bytes - one.file_bytes, "memory for all parts"
+    assert read_gguf(parts[2]) == facts, "any part stands for the model"
+    ran = pair(parts[1], make(), *QUICK, "--quiet")
+    assert ran.code == 0 and str(parts[0]) in ran.out and "both computed here" in ran.out
     parts[1].unlink()
-    assert "m-00002-of-00002.gguf: no such file" in pair(make(), parts[0]).complaint
+    assert f"{parts[1]}: is missing, part 2 of 3 of a model" in pair(make(), parts[0]).complaint
+    parts[1].write_bytes(parts[2].read_bytes())
+    assert f"{parts[1]}: says that it is part 2 (from 0) of 3, 1 of 3 was wanted" in pair(make(), parts[0]).complaint
 
 
 def test_a_name_cannot_steer_the_terminal(make: Make) -> None:

@@ -16,7 +16,8 @@ from pipesd.cloud.checkpoint import Checkpoint, check_tensors
 from pipesd.contexts import stretched
 from pipesd.core import Vocabulary
 from pipesd.errors import UsageError
-from pipesd.gguf_layout import GgufLayout, read_layout
+from pipesd.gguf_layout import GgufLayout
+from pipesd.gguf_parts import read_parts
 from pipesd.model_shape import ModelShape, Rope
 from pipesd.pieces import KINDS, read_pieces
 
@@ -27,7 +28,6 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _HALVES_APART = ("qwen2", "qwen3")  # rotary pairs are half a head apart in files of these
 _ROTATED = re.compile(r"blk\.\d+\.attn_[qk](_norm)?\.(weight|bias)")
 _BIAS = re.compile(r"blk\.0\.(attn_q|attn_k|attn_v|attn_output|ffn_gate|ffn_up|ffn_down)\.bias")
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _VOCABULARY_ARRAYS = frozenset({"tokenizer.ggml.tokens", "tokenizer.ggml.token_type"})
 _PLAIN = "use a plain llama, qwen2 or qwen3 model"
 
@@ -36,7 +36,7 @@ def open_gguf(path: Path) -> Checkpoint:
     """Opens the GGUF file at `path`, any part of a split one. UsageError, one line, if it cannot serve as a target."""
     from pipesd.cloud.gguf_tensor import stored_tensor
 
-    parts = _parts(path, read_layout(path, keep=_VOCABULARY_ARRAYS))
+    parts = read_parts(path, keep=_VOCABULARY_ARRAYS)
     fields = _Fields(parts[0])
     _check_kind(fields, sum(len(part.tensors) for part in parts))
     _check_supported(fields)
@@ -70,38 +70,6 @@ def open_gguf(path: Path) -> Checkpoint:
         tensors=tensors,
         files=len(parts),
     )
-
-
-def _parts(path: Path, layout: GgufLayout) -> list[GgufLayout]:
-    """All parts of the model that the file at `path` is one of, the first first."""
-    count, number = layout.values.get("split.count", 0), layout.values.get("split.no", 0)
-    if not isinstance(count, int):
-        raise UsageError(f"{path}: split.count is {str(count)[:40]!r}, a number was wanted; split the model anew")
-    if count < 2:
-        return [layout]
-    name = _PART.fullmatch(path.name)
-    if name is None or int(name[3]) != count:
-        raise UsageError(
-            f"{path}: is one part of {count}, but not named as one; give it back its name ending in "
-            f"-{number + 1 if isinstance(number, int) else 1:05d}-of-{count:05d}.gguf, its mates beside it"
-        )
-    parts = []
-    for number in range(count):
-        beside = path.with_name(f"{name[1]}-{number + 1:05d}-of-{count:05d}.gguf")
-        if not beside.is_file():
-            raise UsageError(f"{beside}: is missing, part {number + 1} of {count} of a model; put it beside the others")
-        part = layout if beside == path else read_layout(beside, keep=_VOCABULARY_ARRAYS)
-        told = part.values.get("split.no"), part.values.get("split.count")
-        if told != (number, count):
-            raise UsageError(
-                f"{beside}: says that it is part {told[0]} (from 0) of {told[1]}, {number} of {count} was wanted; "
-                "download it again"
-            )
-        parts.append(part)
-    found, said = sum(len(part.tensors) for part in parts), parts[0].values.get("split.tensors.count")
-    if said is not None and found != said:
-        raise UsageError(f"{path}: its {count} parts have {found} tensors, not {said}; download them again")
-    return parts
 
 
 class _Fields:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipesd.errors import UsageError
-from pipesd.gguf_layout import read_layout
+from pipesd.gguf_layout import GgufLayout, read_layout
 
 _CACHE_CELLS = 256  # llama.cpp rounds a context up to a multiple of it
 _HALF_BYTES = 2  # the cache is kept in float16
@@ -98,7 +98,11 @@ def resolve_model(path: str | os.PathLike[str]) -> Path:
 
 def read_header(path: str | os.PathLike[str]) -> GgufHeader:
     """The header of the model file at `path`; raises `UsageError` with the reason if it is not a whole GGUF header."""
-    layout = read_layout(resolve_model(path))
+    return header_of(read_layout(resolve_model(path)))
+
+
+def header_of(layout: GgufLayout) -> GgufHeader:
+    """The header of a file whose head has been read."""
     return GgufHeader(
         path=layout.path,
         file_bytes=layout.file_bytes,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipesd.core import Vocabulary
-from pipesd.edge.gguf_header import GgufHeader, read_header, resolve_model
-from pipesd.errors import UsageError
+from pipesd.edge.gguf_header import header_of, resolve_model
+from pipesd.gguf_parts import read_parts
 
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")  # of a model in several files
 _EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
 
 
@@ -48,12 +46,12 @@ class ModelFacts:
 
 
 def read_gguf(path: str | os.PathLike[str]) -> ModelFacts:
-    """The facts of a GGUF file, or of the first of its parts. Raises `UsageError` unless llama.cpp takes its head and
-    vocabulary, and all parts are there."""
+    """The facts of a GGUF file, or of all parts of the model that it is one of. Raises `UsageError` unless llama.cpp
+    takes their head and vocabulary, and all parts are there."""
     from pipesd.edge.tokeniser import Tokeniser
 
-    headers = _headers(resolve_model(path))
-    tokeniser = Tokeniser.open(path)
+    headers = [header_of(part) for part in read_parts(resolve_model(path))]
+    tokeniser = Tokeniser.open(headers[0].path)
     tokeniser.close()
     entries: dict[str, int] = {}
     for header in headers:
@@ -80,13 +78,3 @@ def read_gguf(path: str | os.PathLike[str]) -> ModelFacts:
 def unread(entries: Mapping[str, int], embeddings: str, output: str) -> int:
     """How many weights of the table of embeddings a token does not read: all, where there is an output layer."""
     return entries.get(embeddings, 0) if output in entries else 0
-
-
-def _headers(path: Path) -> list[GgufHeader]:
-    found = _PART.search(path.name)
-    if not found:
-        return [read_header(path)]
-    if int(found[1]) != 1:
-        raise UsageError(f"{path}: is part {int(found[1])} of a model in {int(found[2])} files; give the first of them")
-    parts = [path.with_name(_PART.sub(f"-{i:05}-of-{found[2]}.gguf", path.name)) for i in range(1, int(found[2]) + 1)]
-    return [read_header(part) for part in parts]
