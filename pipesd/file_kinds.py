@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 HEAD_BYTES = 512  # that are looked at
+SAFETENSORS = "safetensors (convert it with llama.cpp's convert_hf_to_gguf.py)"
+PICKLED = ("a zip or PyTorch archive", "a pickled PyTorch checkpoint")
 
 
 def kind_of(head: bytes) -> str:
@@ -15,11 +17,11 @@ def kind_of(head: bytes) -> str:
     if head[:4] == b"GGUF":
         return "a GGUF file"
     if head[8:9] == b"{" and head[6:8] == b"\0\0":  # behind the length of a header
-        return "safetensors (convert it with llama.cpp's convert_hf_to_gguf.py)"
+        return SAFETENSORS
     if head[:4] == b"PK\x03\x04":
-        return "a zip or PyTorch archive"
+        return PICKLED[0]
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
-        return "a pickled PyTorch checkpoint"
+        return PICKLED[1]
     if head.startswith(b"version https://git-lfs"):
         return "a git-lfs pointer (run `git lfs pull`)"
     if head[:4] in (b"ggml", b"lmgg", b"ggjt", b"tjgg", b"fmgg", b"algg"):

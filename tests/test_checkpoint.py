@@ -251,7 +251,7 @@ def _bad_file(kind: str, path: Path, good: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("missing", "no such file; check the path"),
+        ("missing", "no such file or folder; give a GGUF file"),
         ("directory", "a directory without a config.json"),
         ("empty", "empty"),
         ("first kB", "is cut off after 1024 bytes, within its header"),
@@ -259,9 +259,9 @@ def _bad_file(kind: str, path: Path, good: Path) -> None:
         ("no data", "is cut off: "),
         ("one byte short", "is cut off: "),
         ("cut in the vocabulary", "within its header"),
-        ("safetensors", "is not a GGUF file but safetensors"),
-        ("pickle", "a pickled PyTorch checkpoint"),
-        ("zipped pickle", "a zip or PyTorch archive"),
+        ("safetensors", "is not a GGUF file but safetensors, one file of a model; give the Hugging Face folder"),
+        ("pickle", "a pickled PyTorch checkpoint, never opened since it could run code; use a folder with"),
+        ("zipped pickle", "a zip or PyTorch archive, never opened since it could run code; use a folder with"),
         ("text", "is not a GGUF file but something else"),
         ("future version", "is GGUF version 99, wanted"),
     ],

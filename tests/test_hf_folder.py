@@ -290,10 +290,10 @@ def index(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 FIRST, SECOND = "model-00001-of-00004.safetensors", "model-00002-of-00004.safetensors"
 SPOILED_PARTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (
-        lambda at: (at / SECOND).unlink(), f"{SECOND}: missing (1 of 4 files that {INDEX} names are); download the"
+        lambda at: (at / SECOND).unlink(), f"{SECOND}: is missing (1 of the 4 files that {INDEX} names); down"
     ),
     "half downloaded": (
-        lambda at: (at / SECOND).rename(at / f"{SECOND}.incomplete"), "names are, and a download is unfinished); downl"
+        lambda at: (at / SECOND).rename(at / f"{SECOND}.incomplete"), "names, and a download is unfinished); downl"
     ),
     "cut": (lambda at: (at / SECOND).write_bytes((at / SECOND).read_bytes()[:-9]), f"{SECOND}: cut short"),
     "empty": (lambda at: (at / SECOND).write_bytes(b""), f"{SECOND}: empty"),

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 from pipesd.cloud.stored_tensor import StoredTensor, file_dtype, fingerprint
 from pipesd.core import Vocabulary
 from pipesd.errors import UsageError
+from pipesd.hf_paths import folder_at
 from pipesd.model_shape import ModelShape
 from pipesd.regular_file import locate
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_PARTS_OF_FOLDERS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
@@ -71,19 +70,14 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
     UsageError, one line, if it cannot serve as a target.
     """
-    resolved, kind = locate(path)
-    if kind == "other":
-        raise UsageError(f"{resolved}: not a regular file; give a GGUF file or a Hugging Face folder")
-    if kind != "file":
+    folder = folder_at(path)
+    if folder is not None:
         from pipesd.cloud.hf_folder import open_folder_checkpoint
 
-        return open_folder_checkpoint(path)
-    whole = resolved.name.endswith((".safetensors", ".safetensors.index.json")) or resolved.name in _PARTS_OF_FOLDERS
-    if whole and (resolved.parent / "config.json").exists():
-        raise UsageError(f"{resolved}: is one file of a Hugging Face folder; give the folder, {resolved.parent}")
+        return open_folder_checkpoint(folder)
     from pipesd.cloud.gguf_file import open_gguf
 
-    return open_gguf(resolved)
+    return open_gguf(locate(path)[0])
 
 
 def check_tensors(

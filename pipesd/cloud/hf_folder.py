@@ -20,6 +20,7 @@ from pipesd.cloud.stored_tensor import file_dtype, fingerprint
 from pipesd.core import Vocabulary
 from pipesd.errors import UsageError
 from pipesd.hf_config import read_shape
+from pipesd.hf_paths import adapter, no_config, nothing_there, pickled
 from pipesd.hf_vocabulary import model_name, read_hf_vocabulary, stated_end_ids
 from pipesd.hf_weights import INDEX, WHOLE, control_file, read_weights, weight_files
 from pipesd.json_file import read_object, read_small
@@ -28,7 +29,6 @@ from pipesd.regular_file import locate, shown
 _TEXTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 _PARTIAL = ("*.incomplete", "*.aria2", "*.part", "*.crdownload", "*.download")
 _PICKLED = ("pytorch_model*.bin", "*.pth", "*.pt", "*.ckpt")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ def open_folder(path: str | Path) -> Folder:
     """Opens the folder at `path` (`~` is expanded), of any family. UsageError, one line, if it cannot be served."""
     resolved, kind = locate(path)
     if kind == "nothing":
-        raise _nothing_there(os.fspath(path), resolved)
+        raise nothing_there(os.fspath(path), resolved)
     if kind != "folder":
         raise UsageError(f"{resolved}: a file, a Hugging Face folder was wanted; name the folder that it lies in")
     if not os.path.lexists(resolved / "config.json"):
-        raise _no_config(resolved)
+        raise no_config(resolved)
     config = read_object(resolved / "config.json")
     tensors = _tensors(resolved)
     tokenizer = read_hf_vocabulary(resolved, config)
@@ -91,38 +91,6 @@ def open_folder(path: str | Path) -> Folder:
     )
 
 
-def _nothing_there(given: str, resolved: Path) -> UsageError:
-    """What to say of a path at which there is nothing: it may be the name of a model on a hub."""
-    if not _HUB_ID.fullmatch(given):
-        return UsageError(f"{resolved}: no such file; check the path")
-    return UsageError(
-        f"{resolved}: no such file, and nothing is downloaded here; if {given} is a model on the Hugging Face hub, "
-        f"run `hf download {given} --local-dir FOLDER` and give FOLDER"
-    )
-
-
-def _no_config(folder: Path) -> UsageError:
-    """What else a folder without a config.json seems to be."""
-    if (folder / "adapter_config.json").exists():
-        return _adapter(folder)
-    snapshots, ggufs = sorted(folder.glob("snapshots/*/config.json")), sorted(folder.glob("*.gguf"))
-    todo = "give a GGUF file or a Hugging Face folder"
-    if snapshots:
-        todo = f"it is a hub's cache of a model: give the model in it, {snapshots[-1].parent}"
-    elif ggufs:
-        todo = f"give one of its GGUF files, such as {ggufs[0].name}"
-    elif (folder / "params.json").exists():
-        todo = "its params.json is the format of the model's makers: give the Hugging Face folder of the model"
-    return UsageError(f"{folder}: a directory without a config.json; {todo}")
-
-
-def _adapter(folder: Path) -> UsageError:
-    return UsageError(
-        f"{folder}: an adapter (LoRA), not a model; merge it into its base model with peft (merge_and_unload), "
-        "save that and name its folder"
-    )
-
-
 def _tensors(folder: Path) -> dict[str, SafetensorsTensor]:
     """Every tensor of the folder by the file's name for it."""
     files = weight_files(folder)
@@ -132,7 +100,7 @@ def _tensors(folder: Path) -> dict[str, SafetensorsTensor]:
     if missing and files.named:
         part = ", and a download is unfinished" if _unfinished(folder) else ""
         raise UsageError(
-            f"{missing[0]}: missing ({len(missing)} of {len(files.paths)} files that {INDEX} names are{part}); "
+            f"{missing[0]}: is missing ({len(missing)} of the {len(files.paths)} files that {INDEX} names{part}); "
             "download the folder again"
         )
     for path in files.unfinished:
@@ -152,18 +120,15 @@ def _globs(folder: Path, pattern: str) -> Iterator[Path]:
 def _no_weights(folder: Path) -> UsageError:
     """Why there is neither model.safetensors nor its index."""
     if (folder / "adapter_config.json").exists():
-        return _adapter(folder)
+        return adapter(folder)
     shards = sorted(folder.glob("model-*-of-*.safetensors"))
     if shards:
         return UsageError(f"{folder}: has {shards[0].name} but no {INDEX}; download that too")
     if _unfinished(folder):
         return UsageError(f"{folder}: has no {WHOLE}, and a download is unfinished; download the folder again")
-    pickled = next((path for pattern in _PICKLED for path in sorted(folder.glob(pattern))), None)
-    if pickled is not None:
-        return UsageError(
-            f"{pickled}: a pickled PyTorch checkpoint, never opened since it could run code; use a folder with "
-            f"{WHOLE}, or convert one that you trust: AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)"
-        )
+    found = next((path for pattern in _PICKLED for path in sorted(folder.glob(pattern))), None)
+    if found is not None:
+        return pickled(found)
     if any(folder.glob("consolidated*.safetensors")):
         return UsageError(
             f"{folder}: has only consolidated.safetensors, the format of the model's makers; "
