@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from pipesd.errors import UsageError
+from pipesd.hf_families import named
+from pipesd.json_file import read_object
 
 OLDEST = (4, 56)
 _GET_IT = "pip install 'pipesd[transformers]'"
@@ -122,6 +124,13 @@ class CachedModel:
 def read_config(path: Path) -> Any:
     """The configuration of the folder at `path`. UsageError for what is no causal decoder, or cannot be cut back."""
     transformers = import_transformers()
+    values = read_object(path / "config.json")
+    kind = values.get("model_type")
+    if isinstance(kind, str) and kind and kind not in transformers.CONFIG_MAPPING:
+        own = ", and code in a folder is never run" if values.get("auto_map") else ""
+        raise UsageError(
+            f"{path}: transformers {transformers.__version__} does not know {named(kind)} model; a newer one may{own}"
+        )
     with _named(path), _quiet(transformers):
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     kind = config.model_type
@@ -198,7 +207,7 @@ def load_model(path: Path, config: Any, device: torch.device, dtype: torch.dtype
 def _first_line(error: Exception) -> str:
     """What an error says, on one line of bounded length."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:200] + " …"
+    return text if len(text) <= 200 else text[:200].rsplit(" ", 1)[0] + " …"
 
 
 @contextmanager
@@ -212,7 +221,10 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except (*_FAILURES, SafetensorError, wrong_value) as error:
         version = import_transformers().__version__
-        raise UsageError(f"{path}: transformers {version} cannot run it ({_first_line(error)})") from error
+        raise UsageError(
+            f"{path}: transformers {version} cannot run it ({_first_line(error)}); use a complete folder of a decoder "
+            "that it knows"
+        ) from error
 
 
 @contextmanager
