@@ -14,13 +14,19 @@ _SHOWN = 80  # characters of a text from a file that a message repeats
 
 def locate(path: str | Path) -> tuple[Path, Literal["file", "folder", "other", "nothing"]]:
     """The absolute path, `~` expanded and links followed, and what is there; "other": a pipe, a device … UsageError,
-    one line, for a path that cannot be, and for a folder that cannot be listed."""
+    one line, for a path that cannot be, and for a folder that cannot be listed.
+
+    A file keeps its name where that is a link: in a hub's cache only the link says which part of a model it is.
+    """
     try:
-        resolved = Path(path).expanduser().resolve()
+        given = Path(path).expanduser()
+        resolved = given.resolve()
         if resolved.is_dir():
             os.scandir(resolved).close()
             return resolved, "folder"
-        return resolved, "file" if resolved.is_file() else "other" if resolved.exists() else "nothing"
+        if not resolved.is_file():
+            return resolved, "other" if resolved.exists() else "nothing"
+        return given.parent.resolve() / given.name, "file"
     except (OSError, RuntimeError, ValueError) as error:  # a name too long, a loop of links, no home folder, a NUL
         raise UsageError(f"{os.fspath(path)!r}: {getattr(error, 'strerror', None) or error}; check the path") from error
 

@@ -164,6 +164,16 @@ def test_a_file_in_parts_is_read_as_one(tmp_path: Path, parts: list[Path]) -> No
     assert of_parts == of_whole
 
 
+def test_parts_that_are_links_go_by_the_names_of_the_links(tmp_path: Path, parts: list[Path]) -> None:
+    """As in a hub's cache, where the files themselves are named after their contents."""
+    folder = tmp_path / "snapshots"
+    folder.mkdir()
+    for number, part in enumerate(parts):
+        blob = part.rename(part.with_name(f"blob{number}"))
+        (folder / part.name).symlink_to(blob)
+    assert open_checkpoint(folder / parts[1].name).files == 3
+
+
 def test_a_missing_part_is_named(parts: list[Path]) -> None:
     parts[2].unlink()
     for part in parts[:2]:
