@@ -38,7 +38,11 @@ class Refused(PipeSDError):
 
 
 class VocabularyMismatch(Refused):
-    """Draft and target do not give the same text to the same ids."""
+    """Draft and target do not give the same text to the same ids. `model` is the cloud's name for the target."""
+
+    def __init__(self, text: str, code: int | None = None, model: str = "") -> None:
+        super().__init__(text, code)
+        self.model = model
 
 
 class DrafterFailed(PipeSDError):

@@ -13,10 +13,12 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 pytest.importorskip("gguf", reason="the gguf package is not installed")
 
 from pipesd.edge.pair_folder import read_folder
-from pipesd.edge.pair_report import OWN_DECODER
+from pipesd.edge.pair_served import GGUF_DECODER
 from tests.pairs import Make, maker, pair, report
 from tests.programs import edge
 from tests.tiny_hf import write_tokenizer
+
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 128}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def write_folder(folder: Path, *, files: int = 1, n_real: int | None = None, **c
     """A Hugging Face folder with the vocabulary of the tiny models, and some weights."""
     write_tokenizer(folder, 512, n_real)
     settings = {"model_type": "llama", "vocab_size": 512, "max_position_embeddings": 512, "eos_token_id": [256, 258]}
-    (folder / "config.json").write_text(json.dumps(settings | config))
+    (folder / "config.json").write_text(json.dumps(settings | SIZES | config))
     names = ["model.safetensors"] if files == 1 else [f"model-{i}.safetensors" for i in range(files)]
     where = {}
     for i, tensor in enumerate(["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"]):
@@ -130,9 +132,55 @@ def test_a_file_of_a_folder_and_nothing_at_all(make: Make, tmp_path: Path) -> No
     folder = write_folder(tmp_path / "f")
     for name in ("model.safetensors", "config.json"):
         ran = pair(make(), folder / name)
-        assert ran.code == 2 and f"name the folder {folder}" in ran.complaint
+        assert ran.code == 2 and f"is one file of a Hugging Face folder; give the folder, {folder}" in ran.complaint
     ran = pair(make(), tmp_path / "nothing")
     assert ran.code == 2 and "no such file or folder; give a GGUF file or a Hugging Face folder" in ran.complaint
+
+
+def test_what_is_no_folder_is_answered_as_the_cloud_does(make: Make, tmp_path: Path) -> None:
+    adapter, makers, pickled = tmp_path / "lora", tmp_path / "makers", tmp_path / "m.pth"
+    for folder, file in ((adapter, "adapter_config.json"), (makers, "params.json"), (tmp_path / "empty", "")):
+        folder.mkdir()
+        if file:
+            (folder / file).write_text("{}")
+    pickled.write_bytes(b"PK\x03\x04" + bytes(64))
+    alone = write_folder(tmp_path / "f") / "model.safetensors"
+    alone.rename(tmp_path / "alone.safetensors")
+    for given, told in (
+        (tmp_path / "empty", "a directory without a config.json; give a GGUF file or a Hugging Face folder"),
+        (adapter, "an adapter (LoRA), not a model; merge it"),
+        (makers, "params.json is the format of the model's makers"),
+        (pickled, "never opened since it could run code; use a folder with model.safetensors, or convert one"),
+        (tmp_path / "alone.safetensors", "give the Hugging Face folder that it belongs to"),
+        (Path("meta-llama/Llama-3.2-1B"), "run `hf download meta-llama/Llama-3.2-1B --local-dir FOLDER`"),
+    ):
+        ran = pair(make(), given)
+        assert ran.code == 2 and told in ran.complaint, given
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"model_type": "mamba"}, "is a mamba model, which keeps a state"),
+        ({"quantization_config": {"quant_method": "awq"}}, "is quantised by awq, which no backend reads"),
+        ({"max_position_embeddings": 1 << 40}, "max_position_embeddings is '"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is '1000000'"),
+        ({"vision_config": {"hidden_size": 8}}, "is not served"),
+    ],
+)
+def test_a_folder_that_no_cloud_serves(make: Make, tmp_path: Path, config: dict[str, Any], told: str) -> None:
+    ran = pair(make(), write_folder(tmp_path / "f", **config), "--json", "--quiet")
+    found = report(ran)
+    assert ran.code == 4 and found["fits"] is False and found["first_difference"] is None
+    assert found["verdict"].startswith("cannot be served: ") and told in found["verdict"]
+
+
+@pytest.mark.parametrize("config", [{"model_type": "olmo2"}, {"rope_scaling": {"type": "longrope", "factor": 4.0}}])
+def test_a_folder_that_another_backend_may_serve(make: Make, tmp_path: Path, config: dict[str, Any]) -> None:
+    ran = pair(make(), write_folder(tmp_path / "f", **config), "--json", "--quiet")
+    found = report(ran)
+    assert ran.code == 0 and found["fits"] is True
+    assert any("--backend transformers may serve it if it is a plain" in remark for remark in found["remarks"])
 
 
 def test_a_folder_padded_to_another_width(make: Make, tmp_path: Path) -> None:
@@ -145,7 +193,6 @@ def test_a_folder_is_read_as_the_cloud_reads_it(tmp_path: Path) -> None:
     from pipesd.cloud.hf_folder import open_folder
     from pipesd.hf_config import read_shape
 
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 128}
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
     places: list[dict[str, Any]] = [
         {}, {"eos_token_id": None}, {"rope_scaling": yarn}, {"rope_parameters": yarn},
@@ -156,7 +203,7 @@ def test_a_folder_is_read_as_the_cloud_reads_it(tmp_path: Path) -> None:
         {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, {"model_type": "qwen2"},
     ]  # fmt: skip
     for i, config in enumerate(places):
-        folder = write_folder(tmp_path / f"models--a--Some-{i}B" / "snapshots" / "abc", **sizes, **config)
+        folder = write_folder(tmp_path / f"models--a--Some-{i}B" / "snapshots" / "abc", **config)
         if i == 0:
             (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 257}))
         facts, opened = read_folder(folder), open_folder(folder)
@@ -184,10 +231,9 @@ def test_a_sentencepiece_model_wants_its_start_token_unless_told(
 
 def test_the_clouds_own_decoder_is_known_here() -> None:
     pytest.importorskip("torch")
-    from pipesd import hf_config
     from pipesd.cloud import gguf_file
 
-    assert set(OWN_DECODER) == {*hf_config._FAMILIES, *gguf_file.ARCHITECTURES}
+    assert GGUF_DECODER == gguf_file.ARCHITECTURES
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from pipesd.core import ModelInfo, Vocabulary
 from pipesd.edge import pair_sample
 from pipesd.edge.pair_models import ModelFacts, read_gguf
 from pipesd.edge.pair_report import compare, describe, differs
+from pipesd.edge.pair_served import refused_gguf
 from pipesd.free_memory import Free
 from pipesd.sim.texts import KeyedText
 from tests.clouds import NOWHERE, Serving, serving
@@ -113,9 +114,14 @@ def test_templates(make: Make, tmp_path: Path) -> None:
 
 
 def test_an_architecture_that_the_cloud_does_not_compute_is_said(make: Make, tmp_path: Path) -> None:
-    mamba = read_gguf(write_tiny_mamba(tmp_path / "mamba.gguf"))
-    found = compare(read_gguf(make()), mamba)
-    assert found.fits and any("--backend transformers" in remark for remark in found.remarks)
+    ran = pair(make(), write_tiny_mamba(tmp_path / "mamba.gguf"))
+    assert (
+        ran.code == 4 and "cannot be served: a mamba model keeps a state" in ran.out and "the same 512 ids" in ran.out
+    )
+    refusal = refused_gguf("gemma2")
+    assert refusal is not None and not refusal.final and refused_gguf("llama") is None
+    found = compare(read_gguf(make()), read_gguf(make()), refusal=refusal)
+    assert found.fits and any("--backend transformers may serve its" in remark for remark in found.remarks)
 
 
 def test_the_verdict_is_that_of_edge_and_cloud_when_they_meet() -> None:
@@ -200,7 +206,7 @@ def test_too_little_memory_is_said_and_the_rest_stands(make: Make, monkeypatch: 
         pair_sample, "free_on_host", lambda: [Free(10**15, "this machine"), Free(1000, "this container")]
     )
     facts = read_gguf(make())
-    with pytest.raises(pair_sample.NotMeasured, match=r"take about 0.0 GB, this container has 0.0 GB free"):
+    with pytest.raises(pair_sample.NotMeasured, match=r"take about [\d.]+ MB, this container has 0.001 MB free"):
         pair_sample.sample_here(facts, facts, ["x"], 4, 1)
     ran = pair(make(), make())
     assert ran.code == 0 and "not measured" in ran.out and "give --cloud ADDRESS" in ran.out
@@ -217,14 +223,23 @@ def test_at_a_cloud_real_generations_are_counted(make: Make, scripted: Serving) 
     measured = found["acceptance"]
     assert (measured["where"], measured["tokens"], measured["sampled"], measured["longest"]) == ("cloud", 12, None, 4)
     assert 0 <= measured["greedy"] <= 1
+    assert (measured["context"], found["context"]) == (800, 800) and measured["model"]
     ran = pair(make(), make(), *QUICK, "--cloud", scripted.address)
-    assert ran.code == 0 and "at the cloud, strategy vanilla" in ran.out and "prompt 1 of 1 at the cloud" in ran.err
+    assert (
+        ran.code == 0
+        and "at the cloud, which serves " in ran.out
+        and "a text ends at 800, the cloud's" in ran.out
+        and "prompt 1 of 1 at the cloud" in ran.err
+    )
 
 
 def test_a_cloud_that_serves_something_else(make: Make, scripted: Serving) -> None:
     swapped = make(swap=(300, 301))
     ran = pair(swapped, swapped, *QUICK, "--cloud", scripted.address, "--json", "--quiet")
-    assert ran.code == 4 and "id 300" in ran.complaint and "id 300" in report(ran)["error"]
+    told = f"the cloud at {scripted.address} serves "
+    assert ran.code == 2 and told in ran.complaint and ", not the target: its ids mean other texts" in ran.complaint
+    found = report(ran)
+    assert found["fits"] is True and told in found["error"] and told in found["not_measured"]
 
 
 def test_no_cloud(make: Make) -> None:

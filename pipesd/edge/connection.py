@@ -242,7 +242,8 @@ class Connection:
             if found is None:
                 raise ProtocolError(f"the cloud says that block {block} of its vocabulary differs, but it does not")
             text += f": {difference_text(*found)}"
-        return VocabularyMismatch(f"{text}; take a draft model of the target's own family", ErrorCode.VOCABULARY)
+        told = f"{text}; take a draft model of the target's own family"
+        return VocabularyMismatch(told, ErrorCode.VOCABULARY, welcome.model)
 
 
 def refusal(code: int, text: str) -> Refused | Unreachable | ProtocolError:

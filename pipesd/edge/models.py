@@ -14,6 +14,7 @@ from pipesd.errors import Refused, UsageError
 from pipesd.policy.sampler import Chooser
 from pipesd.policy.sampling import Sampling
 from pipesd.protocol.messages import MAX_IDS_OPEN, SAMPLING, ErrorCode, Welcome
+from pipesd.sizes import counted, size_text
 
 log = logging.getLogger("pipesd.edge")
 
@@ -72,11 +73,11 @@ def load_models(config: EdgeConfig, *, drafter: bool) -> tuple[Drafter | None, T
         raise UsageError("no draft model: give --draft FILE.gguf (every strategy needs at least its vocabulary)")
     if not drafter:
         return None, LlamaTokeniser.open(config.draft)
-    log.info("loading %s: about %d MB", config.draft, estimate_bytes(config.draft, config.context) // 1_000_000 + 1)
+    log.info("loading %s: about %s", config.draft, size_text(estimate_bytes(config.draft, config.context)))
     loaded = LlamaDrafter(config.draft, context=config.context, threads=config.threads, gpu_layers=config.gpu_layers)
     for notice in loaded.notices:
         log.warning(notice)
-    log.info("draft model %s: %d threads, context %d", loaded.name, loaded.threads, loaded.context)
+    log.info("draft model %s: %s, context %d", loaded.name, counted(loaded.threads, "thread"), loaded.context)
     return loaded, loaded.tokeniser
 
 

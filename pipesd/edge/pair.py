@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipesd.config import EdgeConfig, check, option
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from pipesd.edge.pair_models import ModelFacts
     from pipesd.edge.pair_sample import Sample
 
-_OF_FOLDERS = (".safetensors", ".json", ".bin")
 _AT_A_CLOUD = "start pipesd-cloud with the target and give --cloud ADDRESS"
 
 
@@ -41,13 +39,15 @@ class PairConfig:
 
 
 def show_pair(config: PairConfig, prompts: Sequence[str], *, as_json: bool, interrupts: Interrupts) -> int:
-    """Compare, measure and print; returns the exit code: 0 if the models fit. With `as_json` exactly one object is
-    printed, on failure too. Raises KeyboardInterrupt."""
+    """Compare, measure and print; returns the exit code: 0 if the models fit and the target can be served. With
+    `as_json` exactly one object is printed, on failure too. Raises KeyboardInterrupt."""
     from pipesd.edge.pair_folder import read_folder
     from pipesd.edge.pair_models import read_gguf
     from pipesd.edge.pair_report import as_json as as_object
     from pipesd.edge.pair_report import compare, describe
     from pipesd.edge.pair_sample import NotMeasured
+    from pipesd.edge.pair_served import refused_folder, refused_gguf
+    from pipesd.hf_paths import folder_at
 
     report = failure = None
     try:
@@ -55,16 +55,19 @@ def show_pair(config: PairConfig, prompts: Sequence[str], *, as_json: bool, inte
             if not getattr(config, name):
                 raise UsageError(f"no {name} model: give --{name} {'FILE.gguf' if name == 'draft' else 'PATH'}")
         draft = read_gguf(config.draft)
-        target = read_folder(folder) if (folder := _folder(config.target)) else read_gguf(config.target)
-        report = compare(draft, target)
+        folder = folder_at(config.target)
+        target = read_gguf(config.target) if folder is None else read_folder(folder)
+        refusal = refused_gguf(target.architecture) if folder is None else refused_folder(folder)
+        report = compare(draft, target, refusal=refusal)
         if report.fits:
             sample = _sample(config, draft, target, prompts, interrupts)
-            report = compare(draft, target, sample)
+            report = compare(draft, target, sample, refusal=refusal)
     except NotMeasured as reason:
-        report = compare(draft, target, unmeasured=f"{reason}; {_AT_A_CLOUD}" if reason.args else _AT_A_CLOUD)
+        why = f"{reason}; {_AT_A_CLOUD}" if reason.args else _AT_A_CLOUD
+        report = compare(draft, target, unmeasured=why, refusal=refusal)
     except PipeSDError as error:
         failure = error
-        report = report and compare(draft, target, unmeasured=str(error))
+        report = report and compare(draft, target, unmeasured=str(error), refusal=refusal)
     if isinstance(failure, Cancelled):
         raise failure
     if as_json:
@@ -76,22 +79,6 @@ def show_pair(config: PairConfig, prompts: Sequence[str], *, as_json: bool, inte
         return complain(failure)
     assert report is not None
     return 0 if report.fits else Refused.exit_code
-
-
-def _folder(path: str) -> Path | None:
-    """The Hugging Face folder at `path`; None for what may be a GGUF file or has a reader with more to say. Raises
-    `UsageError` where there is nothing, and for a file in a folder."""
-    try:
-        resolved = Path(path).expanduser().resolve()
-        if (resolved / "config.json").is_file():
-            return resolved
-        if not resolved.exists():
-            raise UsageError(f"{resolved}: no such file or folder; give a GGUF file or a Hugging Face folder")
-        if resolved.suffix in _OF_FOLDERS and (resolved.parent / "config.json").is_file():
-            raise UsageError(f"{resolved}: is a file of a Hugging Face folder; name the folder {resolved.parent}")
-    except (OSError, RuntimeError, ValueError):  # a loop of links, no home folder, a NUL in the name
-        return None
-    return None
 
 
 def _sample(

@@ -9,9 +9,10 @@ from typing import Any
 from pipesd.core import Vocabulary
 from pipesd.edge.pair_models import ModelFacts
 from pipesd.edge.pair_sample import Sample
+from pipesd.edge.pair_served import Refusal
 from pipesd.protocol.vocabulary import difference_text, first_difference, vocabulary_hash
+from pipesd.sizes import size_text
 
-OWN_DECODER = ("llama", "mistral", "qwen2", "qwen3")  # architectures that the cloud computes by itself
 MOST_DRAFT_CONTEXT = 8192  # that the edge makes room for, unless --context asks for another
 FEW, MUCH = 0.4, 0.5  # greedy acceptance below this, cost above this share: drafts will hardly pay
 _OTHER = "take a draft model of the target's own family"
@@ -26,28 +27,45 @@ class PairReport:
     difference: tuple[int, bytes, bytes] | None
     sample: Sample | None = None
     unmeasured: str = ""  # why there is no sample
+    refusal: Refusal | None = None  # of the cloud's own decoder
     remarks: Sequence[str] = field(default=())
 
     @property
     def fits(self) -> bool:
-        return self.difference is None
+        """Whether the ids mean the same, and some cloud can serve the target."""
+        return self.difference is None and not (self.refusal and self.refusal.final)
 
     @property
     def verdict(self) -> str:
         """One line: whether they fit, and where not, why and what to do."""
         if self.difference is not None:
             return f"does not fit: {difference_text(*self.difference)}; {_OTHER}"
+        if self.refusal is not None and self.refusal.final:
+            return f"cannot be served: {plain(self.refusal.why)}"
         if not self.remarks:
             return "fits"
         return f"fits, with {'a remark' if len(self.remarks) == 1 else f'{len(self.remarks)} remarks'}"
 
 
-def compare(draft: ModelFacts, target: ModelFacts, sample: Sample | None = None, unmeasured: str = "") -> PairReport:
-    """The report on a pair. The vocabularies are compared as edge and cloud do when they meet."""
+def compare(
+    draft: ModelFacts,
+    target: ModelFacts,
+    sample: Sample | None = None,
+    unmeasured: str = "",
+    refusal: Refusal | None = None,
+) -> PairReport:
+    """The report on a pair. The vocabularies are compared as edge and cloud do when they meet. `refusal`: what the
+    cloud would say of the target."""
     difference = differs(draft.vocabulary, target.vocabulary)
-    remarks = () if difference else tuple(_remarks(draft, target, sample))
+    remarks = () if difference else tuple(_remarks(draft, target, sample, refusal))
     return PairReport(
-        draft=draft, target=target, difference=difference, sample=sample, unmeasured=unmeasured, remarks=remarks
+        draft=draft,
+        target=target,
+        difference=difference,
+        sample=sample,
+        unmeasured=unmeasured,
+        remarks=remarks,
+        refusal=refusal,
     )
 
 
@@ -69,12 +87,9 @@ def ratios(draft: ModelFacts, target: ModelFacts) -> tuple[float, float] | None:
     return draft.read_bytes / (4 * weights), draft.read_bytes / (2 * weights)
 
 
-def _remarks(draft: ModelFacts, target: ModelFacts, sample: Sample | None) -> Iterator[str]:
-    if target.architecture not in OWN_DECODER:
-        yield (
-            f"the cloud does not compute {target.architecture} by itself: serve its Hugging Face folder with "
-            "--backend transformers"
-        )
+def _remarks(draft: ModelFacts, target: ModelFacts, sample: Sample | None, refusal: Refusal | None) -> Iterator[str]:
+    if refusal is not None and not refusal.final:
+        yield plain(refusal.why)
     if target.add_bos and not (draft.add_bos and draft.bos_id == target.bos_id):
         yield (
             "prompts lack the start token that the target's files want in front: the edge goes by the draft's file; "
@@ -119,7 +134,7 @@ def describe(report: PairReport, *, ascii_only: bool) -> str:
         ("target", _model(report.target)),
         ("vocabulary", _vocabulary(report)),
     ]
-    if report.fits:
+    if report.difference is None:
         rows += [
             ("end tokens", _ends(report)),
             ("start token", _starts(report)),
@@ -135,14 +150,16 @@ def describe(report: PairReport, *, ascii_only: bool) -> str:
 
 def _model(model: ModelFacts) -> str:
     context = f"context {model.context}" if model.context else "context unknown"
-    size = f"{_count(model.parameters)} parameters, {_size(model.file_bytes)}" if model.parameters else "size unknown"
+    size = (
+        f"{_count(model.parameters)} parameters, {size_text(model.file_bytes)}" if model.parameters else "size unknown"
+    )
     return f"{plain(model.name)}: {plain(model.architecture)}, {size}, {context} ({plain(str(model.path))})"
 
 
 def _vocabulary(report: PairReport) -> str:
     draft, target = report.draft.vocabulary, report.target.vocabulary
     widths = "" if draft.size == target.size else f"; output layers {draft.size} and {target.size} wide: only padding"
-    if report.fits:
+    if report.difference is None:
         return f"the same {draft.real_size} ids{widths}"
     return f"differs: {draft.real_size} ids in the draft, {target.real_size} in the target"
 
@@ -179,19 +196,21 @@ def _contexts(report: PairReport) -> str:
         return "not told by both files"
     drafting = min(draft, target, MOST_DRAFT_CONTEXT)
     more = f", with --context up to {min(draft, target)}" if drafting < min(draft, target) else ""
-    return f"drafts up to position {drafting}{more}; a text ends at {target}, the target's"
+    sample = report.sample
+    end = f"{target}, the target's" if sample is None or sample.context is None else f"{sample.context}, the cloud's"
+    return f"drafts up to position {drafting}{more}; a text ends at {end}"
 
 
 def _costs(report: PairReport) -> str:
     weights = report.target.read_parameters
     shares = ratios(report.draft, report.target)
     if shares is None:
-        return f"a draft token reads {_size(report.draft.read_bytes)} of weights; the target's are missing"
+        return f"a draft token reads {size_text(report.draft.read_bytes)} of weights; the target's are missing"
     exact, half = shares
     return (
-        f"a draft token reads {_size(report.draft.read_bytes)} of weights, a token of the target "
-        f"{_size(4 * weights)} in float32 and {_size(2 * weights)} in 16 bits: "
-        f"a share of {_share(exact)} and {_share(half)}"
+        f"a draft token reads {size_text(report.draft.read_bytes)} of weights, a token of the target "
+        f"{size_text(4 * weights)} in float32 and {size_text(2 * weights)} in 16 bits: "
+        f"{_share(exact)} and {_share(half)} of a token of the target"
     )
 
 
@@ -202,9 +221,11 @@ def _share(value: float) -> str:
 def _acceptance(report: PairReport) -> str:
     sample = report.sample
     if sample is None:
-        return f"not measured: {report.unmeasured}"
+        return f"not measured: {report.unmeasured or 'the target cannot be served'}"
     sampled = "" if sample.sampled is None else f", {sample.sampled:.0%} at temperature 0.8 (rejection sampling)"
-    where = "at the cloud, strategy vanilla" if sample.where == "cloud" else "both computed here by llama.cpp"
+    where = "both computed here by llama.cpp"
+    if sample.where == "cloud":
+        where = f"at the cloud, which serves {plain(sample.model or 'a target')}, strategy vanilla"
     return (
         f"{sample.greedy:.0%} greedy{sampled}; {sample.mean_run:.1f} in a row of at most {sample.longest} "
         f"({sample.tokens} tokens behind {sample.prompts} prompts, {where})"
@@ -216,10 +237,6 @@ def _count(number: int) -> str:
         if number >= unit:
             return f"{number / unit:.3g}{name}"
     return str(number)
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.3g} GB" if n_bytes >= 10**9 else f"{n_bytes / 1e6:.3g} MB"
 
 
 NAMES = (
@@ -246,9 +263,9 @@ def as_json(report: PairReport | None, error: str | None = None) -> dict[str, An
         same_start_token=(draft.bos_id, draft.add_bos) == (target.bos_id, target.add_bos),
         same_template=draft.template == target.template,
         draft_context=min(filter(None, (draft.context, target.context, MOST_DRAFT_CONTEXT))),
-        context=target.context or None,
-        cost_ratio_float32=exact and round(exact, 4),
-        cost_ratio_16_bits=half and round(half, 4),
+        context=(report.sample and report.sample.context) or target.context or None,
+        cost_ratio_float32=exact,
+        cost_ratio_16_bits=half,
         acceptance=None if report.sample is None else _rounded(report.sample),
         not_measured=report.unmeasured or None,
     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,11 @@ from pipesd.edge.drafter import Drafter, estimate_bytes
 from pipesd.edge.interrupts import Interrupts
 from pipesd.edge.pair_models import ModelFacts
 from pipesd.edge.session import EdgeSession
-from pipesd.errors import Cancelled, PipeSDError, UsageError
+from pipesd.errors import Cancelled, PipeSDError, UsageError, VocabularyMismatch
 from pipesd.free_memory import free_on_host
 from pipesd.policy.sampler import Choice
+from pipesd.regular_file import shown
+from pipesd.sizes import size_text
 
 TEMPERATURE = 0.8
 PREFILL_CHUNK = 128  # ids between two looks at a signal
@@ -41,6 +44,8 @@ class Sample:
     sampled: float | None
     mean_run: float
     longest: int
+    model: str | None = None  # what the cloud calls its target
+    context: int | None = None  # where a text ends at the cloud
 
 
 class NotMeasured(PipeSDError):
@@ -73,9 +78,9 @@ def sample_here(draft: ModelFacts, target: ModelFacts, prompts: Sequence[str], t
     least = min(free_on_host(), key=lambda free: free.bytes, default=None)
     if least is not None and needed > least.bytes:
         raise NotMeasured(
-            f"both models take about {needed / 1e9:.1f} GB, {least.where} has {least.bytes / 1e9:.1f} GB free"
+            f"both models take about {size_text(needed)}, {least.where} has {size_text(least.bytes)} free"
         )
-    log.info("loading both models: about %d MB", needed // 1_000_000 + 1)
+    log.info("loading both models: about %s", size_text(needed))
     loaded: list[Drafter] = []
     try:
         loaded += [Drafter(facts.path, context=room, threads=threads) for facts in (target, draft)]
@@ -146,10 +151,12 @@ def _common(says: _Rows, guesses: _Rows) -> float:
 def sample_at_cloud(config: EdgeConfig, prompts: Sequence[str], tokens: int, interrupts: Interrupts) -> Sample:
     """Let a cloud write `tokens` tokens behind each prompt and verify drafts of fixed length.
 
-    Raises what a session has to say: Unreachable, VocabularyMismatch, and Cancelled.
+    The draft model must fit the target. Raises `UsageError` if the cloud serves a target that it does not fit, and
+    what a session has to say: Unreachable, Refused, Cancelled.
     """
     written = accepted = rejections = rounds = 0
-    with EdgeSession(config) as session:
+    with _session(config) as session:
+        serving = session.serving
         for number, prompt in enumerate(prompts, 1):
             log.info("prompt %d of %d at the cloud", number, len(prompts))
             pieces = session.generate(prompt, max_tokens=tokens)
@@ -172,7 +179,21 @@ def sample_at_cloud(config: EdgeConfig, prompts: Sequence[str], tokens: int, int
         sampled=None,
         mean_run=accepted / rounds,
         longest=config.draft_length,
+        model=serving and serving[0],
+        context=serving and serving[1],
     )
+
+
+@contextmanager
+def _session(config: EdgeConfig) -> Iterator[EdgeSession]:
+    try:
+        with EdgeSession(config) as session:
+            yield session
+    except VocabularyMismatch as error:
+        raise UsageError(
+            f"the cloud at {config.cloud} serves {shown(error.model)}, not the target: its ids mean other texts; "
+            "give the address of a cloud that serves the target"
+        ) from error
 
 
 def rejected(stats: Mapping[str, Any]) -> int:

@@ -164,6 +164,11 @@ class EdgeSession:
         return self._tokeniser
 
     @property
+    def serving(self) -> tuple[str, int] | None:
+        """Name and context of the target that the cloud serves; None without a cloud, and before `open`."""
+        return None if self._welcome is None else (self._welcome.model, self._welcome.context)
+
+    @property
     def committed(self) -> tuple[int, ...]:
         """The ids of the last generation with a cloud: its prompt and what was committed behind it."""
         return tuple(self._loop.machine.committed)
