@@ -76,7 +76,14 @@ def test_every_line_of_a_report_is_explained() -> None:
 
 
 def test_every_name_of_the_json_object_is_explained() -> None:
-    from pipesd.edge.pair_report import NAMES
+    from pipesd.edge.pair_report import NAMES, _facts
+    from pipesd.edge.pair_sample import Sample
+    from tests.pair_facts import FACTS
 
     told = TEXT.partition("`--json` prints one object")[2].partition("\n\n")[0]
-    assert set(re.findall(r"`([a-z_0-9]+)`", told)) - {"null"} == set(NAMES)
+    assert set(re.findall(r"`([a-z_0-9]+)`", told)) - {"null"} == {
+        *NAMES,
+        *_facts(FACTS),
+        "id",
+        *Sample.__annotations__,
+    }

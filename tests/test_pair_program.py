@@ -16,11 +16,13 @@ from pipesd.cloud.admission import Identity
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.edge import pair_sample
 from pipesd.edge.pair_models import ModelFacts, read_gguf
-from pipesd.edge.pair_report import compare, describe, differs
+from pipesd.edge.pair_report import as_json, compare, describe, differs
 from pipesd.edge.pair_served import refused_gguf
 from pipesd.free_memory import Free
 from pipesd.sim.texts import KeyedText
+from pipesd.sizes import counted, size_text
 from tests.clouds import NOWHERE, Serving, serving
+from tests.pair_facts import FACTS
 from tests.pairs import Make, maker, pair, report
 from tests.programs import Program, bad_files, edge
 from tests.tiny_mamba import write_tiny_mamba
@@ -299,6 +301,19 @@ def test_an_interrupted_sample(make: Make) -> None:
         since_s = program.says("loading both models", on="err").send(signal.SIGINT)
         ran = program.end(3.0, since_s=since_s)
     assert ran.code == 130 and report(ran)["error"] == "interrupted"
+
+
+def test_a_tiny_cost_is_not_rounded_away() -> None:
+    draft = dataclasses.replace(FACTS, weight_bytes=10**4, parameters=10**4, read_parameters=10**4)
+    found = as_json(compare(draft, FACTS))
+    assert found["cost_ratio_float32"] == pytest.approx(2.5e-6) and found["cost_ratio_16_bits"] == pytest.approx(5e-6)
+    shown = describe(compare(draft, FACTS), ascii_only=True)
+    assert "in float32 and 2 GB in 16 bits: 2.5e-06 and 5e-06 of a token of the target\n" in shown
+
+
+def test_sizes_are_in_the_unit_that_fits() -> None:
+    assert [size_text(number) for number in (500_000, 98_300_000, 157_048_000_000)] == ["0.5 MB", "98.3 MB", "157 GB"]
+    assert [counted(number, "thread") for number in (1, 2)] == ["1 thread", "2 threads"]
 
 
 def test_sizes_count_what_a_token_reads(make: Make) -> None:
