@@ -55,6 +55,8 @@ def never_served(config: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def other_backend(config: Mapping[str, Any]) -> str:
     """What to say of the other backend where the plain decoder does not know the family."""
+    if config.get("model_type") in _WRITES_TEXT:
+        return f"{MAY}, its text alone"
     if config.get("auto_map"):
         return f"{MAY} if transformers itself knows it: code in a folder is never run"
     return f"{MAY} if it is a plain causal decoder"

@@ -181,6 +181,7 @@ def test_heads_may_be_of_any_size() -> None:
         ),
         ({"model_type": "qwen3_next"}, "is a qwen3_next model, which keeps a state"),
         ({"model_type": "llava", "text_config": {"a": 1}}, "is a llava model with a part for images or sound, or a wr"),
+        ({"model_type": "gemma3", "vision_config": {"a": 1}}, "; --backend transformers may serve it, its text alone"),
         ({"vision_config": {"a": 1}}, "and is not served; use a model of text alone"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "is a t5 model with an encoder and is not served"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "is a LlamaForSequenceClassification"),

@@ -26,6 +26,7 @@ from pipesd.cloud.loading import load_target
 from pipesd.cloud.transformers_model import import_transformers  # the package may put another module in its place
 from pipesd.cloud.transformers_target import TILE, TransformersTarget, load_transformers_target
 from pipesd.errors import UsageError
+from pipesd.hf_families import is_recurrent
 from pipesd.policy.accept import Draw
 from pipesd.policy.sampler import Sampler
 from pipesd.policy.sampling import Sampling
@@ -272,6 +273,11 @@ def test_what_is_not_exact_does_not_say_so_but_is_close(
 
 
 # --- what loading finds out ---
+
+
+def test_what_keeps_a_state_is_known_without_transformers() -> None:
+    assert [family for family in RECURRENT if not is_recurrent(family)] == []
+    assert [family for family in FAMILIES if is_recurrent(family)] == []
 
 
 @pytest.mark.parametrize("family", quick(RECURRENT, "mamba", "lfm2"))
