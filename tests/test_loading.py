@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 from pipesd.cloud import loading, server
 from pipesd.cloud.loading import load_target
-from pipesd.cloud.memory import check_all_fit, check_fits, need_of
+from pipesd.cloud.memory import check_all_fit, check_fits, need_of, remedy
 from pipesd.cloud.progress import LoadingProgress, bytes_text
 from pipesd.config import CloudConfig
 from pipesd.errors import UsageError
@@ -134,12 +134,26 @@ def test_what_does_not_fit_is_refused_before_a_weight_is_read(tmp_path: Path, mo
     monkeypatch.setattr(loading, "free_on_host", lambda: [Free(50_000_000, "this machine")])
     read: list[int] = []
     with pytest.raises(
-        UsageError, match=r"needs 101 MB to load, this machine has 50 MB free .*--dtype bfloat16"
+        UsageError,
+        match=r"needs 101 MB to load, this machine has 50 MB free .*; use a smaller model or another machine",
     ) as told:
         load_target(path, device="cpu", progress=lambda done, _: read.append(done))
     assert read == [] and "\n" not in str(told.value)
     with pytest.raises(UsageError, match=r"; use fewer --workers"):
-        load_target(path, device="cpu", dtype="bfloat16")
+        load_target(path, device="cpu", copies=2)
+
+
+@pytest.mark.parametrize(
+    ("in_16_bits", "copies", "ways"),
+    [
+        (9, 1, "--dtype bfloat16, a smaller model"),
+        (11, 1, "a smaller model"),
+        (None, 1, "a smaller model"),
+        (11, 2, "fewer --workers (each loads its own copy), a smaller model"),
+    ],
+)
+def test_only_what_would_help_is_advised(in_16_bits: int | None, copies: int, ways: str) -> None:
+    assert remedy(in_16_bits, [Free(10, "this machine")], copies) == f"use {ways} or another machine"
 
 
 # --- what the operator is told ---

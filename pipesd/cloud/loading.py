@@ -17,7 +17,7 @@ from torch import Tensor
 from pipesd.cloud import huge_pages
 from pipesd.cloud.checkpoint import Checkpoint, open_checkpoint
 from pipesd.cloud.kv_cache import BUCKET, KVCache
-from pipesd.cloud.memory import check_all_fit, check_fits, need_of, room_for_cache
+from pipesd.cloud.memory import check_all_fit, check_fits, need_of, remedy, room_for_cache
 from pipesd.cloud.model import Decoder, Linear, PackedLinear, PlainLinear, TiledLinear, packing_works
 from pipesd.cloud.paged_cache import PagedCache, session_bytes
 from pipesd.cloud.pass_batches import torch_threads
@@ -128,18 +128,19 @@ def most_context(shape: ModelShape) -> int:
 
 def _check_memory(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, slots: int, copies: int) -> None:
     need = need_of(checkpoint.shape, dtype.itemsize, slots, packed=device.type == "cpu")
-    smaller = "use --dtype bfloat16, " if dtype == torch.float32 else "use "
-    advice = f"{smaller}fewer --workers (each loads its own copy), a smaller --context or another machine"
-    name = str(checkpoint.path)
+    half = need_of(checkpoint.shape, 2, slots, packed=device.type == "cpu") if dtype == torch.float32 else None
+    name, on_host = str(checkpoint.path), free_on_host()
     if device.type == "cpu":
-        check_fits(name, need.loading, need.cache, free_on_host(), advice)
+        advice = remedy(half.loading if half else None, on_host, copies)
+        check_fits(name, need.loading, need.cache, on_host, advice)
         check_all_fit(name, need.in_place, need.cache, copies, all_on_host(), advice)
     else:
         free, there = (Free(count, str(device)) for count in torch.cuda.mem_get_info(device))
+        advice = remedy(half.in_place if half else None, [free], copies)
         check_fits(name, need.in_place, need.cache, [free], advice)
         check_all_fit(name, need.in_place, need.cache, copies, [there], advice)
         _check_session(checkpoint, device, dtype, copies)
-        check_fits(name, need.staging, 0, free_on_host(), advice)
+        check_fits(name, need.staging, 0, on_host, "use another machine")
 
 
 def _check_session(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, copies: int) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from pipesd.cloud.hf_folder import Folder, open_folder
-from pipesd.cloud.memory import check_all_fit, check_fits
+from pipesd.cloud.memory import check_all_fit, check_fits, remedy
 from pipesd.cloud.pass_batches import BatchTarget, torch_threads
 from pipesd.cloud.placing import DTYPES, checked_number, chosen_device, chosen_dtype
 from pipesd.cloud.transformers_model import (
@@ -200,10 +200,10 @@ def _check_memory(folder: Folder, device: torch.device, dtype: torch.dtype, cach
     """UsageError if the weights, and the largest as it is stored, do not fit. `cached`: numbers in all caches."""
     largest = max(tensor.n_bytes for tensor in folder.tensors.values())
     weights = sum(math.prod(tensor.shape) for tensor in folder.tensors.values()) * dtype.itemsize
-    smaller = "use --dtype bfloat16, " if dtype == torch.float32 else "use "
-    advice = f"{smaller}fewer --workers (each loads its own copy), a smaller --context or another machine"
-    name, cache = str(folder.path), cached * dtype.itemsize
-    check_fits(name, weights + largest, cache, free_on_host(), advice)
+    half = weights // 2 + largest if dtype == torch.float32 else None
+    name, cache, on_host = str(folder.path), cached * dtype.itemsize, free_on_host()
+    advice = remedy(half, on_host, copies)
+    check_fits(name, weights + largest, cache, on_host, advice)
     there = all_on_host()
     if device.type != "cpu":
         free, whole = (Free(count, str(device)) for count in torch.cuda.mem_get_info(device))
