@@ -26,15 +26,15 @@ def read_parts(path: Path, *, keep: frozenset[str] = frozenset()) -> list[GgufLa
         raise UsageError(f"{path}: split.count is {str(count)[:40]!r}, a number was wanted; split the model anew")
     if count < 2:
         return [layout]
-    name = _PART.fullmatch(path.name)
-    if name is None or int(name[3]) != count:
+    # a link may be named otherwise than its file, or lie elsewhere than its mates
+    named = [places for at in (path, path.resolve()) if (places := _places(at, count))]
+    if not named:
         raise UsageError(
             f"{path}: is one part of {count}, but not named as one; give it back its name ending in "
             f"-{number + 1 if isinstance(number, int) else 1:05d}-of-{count:05d}.gguf, its mates beside it"
         )
     parts = []
-    for number in range(count):
-        beside = path.with_name(f"{name[1]}-{number + 1:05d}-of-{count:05d}.gguf")
+    for number, beside in enumerate(next(filter(_are_files, named), named[0])):
         if not beside.is_file():
             raise UsageError(f"{beside}: is missing, part {number + 1} of {count} of a model; put it beside the others")
         part = layout if beside == path else read_layout(beside, keep=keep)
@@ -49,3 +49,15 @@ def read_parts(path: Path, *, keep: frozenset[str] = frozenset()) -> list[GgufLa
     if said is not None and found != said:
         raise UsageError(f"{path}: its {count} parts have {found} tensors, not {said}; download them again")
     return parts
+
+
+def _places(path: Path, count: int) -> list[Path]:
+    """Where the `count` parts are if the file at `path` is named as one of them; else none."""
+    name = _PART.fullmatch(path.name)
+    if name is None or int(name[3]) != count:
+        return []
+    return [path.with_name(f"{name[1]}-{number + 1:05d}-of-{count:05d}.gguf") for number in range(count)]
+
+
+def _are_files(places: list[Path]) -> bool:
+    return all(place.is_file() for place in places)

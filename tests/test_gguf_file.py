@@ -174,6 +174,17 @@ def test_parts_that_are_links_go_by_the_names_of_the_links(tmp_path: Path, parts
     assert open_checkpoint(folder / parts[1].name).files == 3
 
 
+def test_a_link_to_a_part_will_do_whatever_its_name(tmp_path: Path, parts: list[Path]) -> None:
+    links = tmp_path / "links"
+    links.mkdir()
+    for name in ("target.gguf", parts[1].name):  # none of the mates is beside them
+        (links / name).symlink_to(parts[1])
+        assert open_checkpoint(links / name).files == 3
+    parts[2].unlink()
+    with pytest.raises(UsageError, match=f"^{parts[2]}: is missing, part 3 of 3"):
+        open_checkpoint(links / "target.gguf")
+
+
 def test_a_missing_part_is_named(parts: list[Path]) -> None:
     parts[2].unlink()
     for part in parts[:2]:

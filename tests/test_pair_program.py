@@ -15,6 +15,7 @@ pytest.importorskip("gguf", reason="the gguf package is not installed")
 from pipesd.cloud.admission import Identity
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.edge import pair_sample
+from pipesd.edge.drafter import Drafter, estimate_bytes
 from pipesd.edge.pair_models import ModelFacts, read_gguf
 from pipesd.edge.pair_report import as_json, compare, describe, differs
 from pipesd.edge.pair_served import refused_gguf
@@ -25,6 +26,7 @@ from tests.clouds import NOWHERE, Serving, serving
 from tests.pair_facts import FACTS
 from tests.pairs import Make, maker, pair, report
 from tests.programs import Program, bad_files, edge
+from tests.tiny import write_tiny
 from tests.tiny_mamba import write_tiny_mamba
 
 QUICK = ["--tokens", "12", "--prompt", "def f(x):"]
@@ -50,6 +52,22 @@ def test_a_person_reads_what_fits_and_the_verdict_last(make: Make) -> None:
     assert "the same 512 ids" in ran.out and "both computed here by llama.cpp" in ran.out
     assert "loading both models" in ran.err
     assert pair(make(noise=0.03, dtype="q8_0"), make(), *QUICK, "--quiet").err == ""
+
+
+def test_parts_that_are_links_into_a_store_are_read_as_the_whole(tmp_path: Path) -> None:
+    """As in a hub's cache, where the files themselves are named after their contents."""
+    for name in ("split", "blobs", "links"):
+        (tmp_path / name).mkdir()
+    whole, first = write_tiny(tmp_path / "m.gguf"), write_tiny(tmp_path / "split" / "m.gguf", split=9)
+    parts = sorted(first.parent.iterdir())
+    (tmp_path / "links" / "draft.gguf").symlink_to(parts[1])
+    facts = [read_gguf(whole), read_gguf(tmp_path / "links" / "draft.gguf")]
+    for number, part in enumerate(parts):
+        (tmp_path / "links" / part.name).symlink_to(part.rename(tmp_path / "blobs" / str(number)))
+    facts += [read_gguf(tmp_path / "links" / part.name) for part in parts]
+    assert [found.path for found in facts[2:]] == [tmp_path / "links" / first.name] * 3
+    assert len({(found.parameters, found.weight_bytes, found.vocabulary) for found in facts}) == 1
+    Drafter(tmp_path / "links" / parts[1].name).close()
 
 
 def test_swapped_ids_do_not_fit_and_are_named(make: Make) -> None:
@@ -155,7 +173,7 @@ def test_what_is_measured_is_what_a_slow_reading_gives(make: Make) -> None:
     """Against each model asked afresh behind every prefix."""
     import numpy as np
 
-    from pipesd.edge.drafter import Drafter
+    from pipesd.edge.drafter import Drafter, estimate_bytes
 
     draft, target = read_gguf(make(noise=0.1)), read_gguf(make())
     sample = pair_sample.sample_here(draft, target, ["def f(x):"], 15, 1)
@@ -183,7 +201,7 @@ def test_what_is_measured_is_what_a_slow_reading_gives(make: Make) -> None:
 
 
 def test_a_text_that_ends_is_measured_up_to_its_end(make: Make) -> None:
-    from pipesd.edge.drafter import Drafter
+    from pipesd.edge.drafter import Drafter, estimate_bytes
 
     model = Drafter(make(), context=64)
     model.extend(model.tokeniser.encode("def f(x):", special=True))
@@ -270,13 +288,11 @@ def test_prompts_that_cannot_be(make: Make, prompt: str, complaint: str) -> None
 
 
 def test_parts_of_a_model(make: Make, tmp_path: Path) -> None:
-    from tests.tiny import write_tiny
-
     parts = sorted(write_tiny(tmp_path / "m.gguf", split=9).parent.iterdir())
     facts, one = read_gguf(parts[0]), read_gguf(make())
     assert facts.parameters == one.parameters and facts.vocabulary == one.vocabulary
     assert facts.file_bytes == sum(part.stat().st_size for part in parts)
-    more = pair_sample._needed_bytes(facts, 64) - pair_sample._needed_bytes(one, 64)
+    more = estimate_bytes(facts.path, 64) - estimate_bytes(one.path, 64)
     assert more == facts.file_bytes - one.file_bytes, "memory for all parts"
     assert read_gguf(parts[2]) == facts, "any part stands for the model"
     ran = pair(parts[1], make(), *QUICK, "--quiet")

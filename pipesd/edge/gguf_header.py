@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipesd.errors import UsageError
-from pipesd.gguf_layout import GgufLayout, read_layout
+from pipesd.gguf_parts import read_parts
+from pipesd.regular_file import locate
 
 _CACHE_CELLS = 256  # llama.cpp rounds a context up to a multiple of it
 _HALF_BYTES = 2  # the cache is kept in float16
@@ -20,9 +21,10 @@ _HALF_BYTES = 2  # the cache is kept in float16
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The metadata of a model file: scalars, strings and short arrays by key, and the length of every array.
+    """The metadata of a model: scalars, strings and short arrays by key, and the length of every array.
 
-    `tensors`: the number of entries of each tensor by its name. `weight_bytes`: of the file, behind the header.
+    `path`, `values` and `lengths` are those of the first part. `tensors`: the number of entries of each tensor by its
+    name. `file_bytes`: of all parts; `weight_bytes`: of those, behind the headers.
     """
 
     path: Path
@@ -76,7 +78,10 @@ class GgufHeader:
 
 
 def resolve_model(path: str | os.PathLike[str]) -> Path:
-    """The absolute path of a model file, `~` expanded; raises `UsageError` unless it is a readable, regular file."""
+    """The absolute path of a model file, `~` expanded; raises `UsageError` unless it is a readable, regular file.
+
+    A file that is a link keeps the link's name, as in `locate`.
+    """
     try:
         resolved = Path(path).expanduser().resolve()
         if resolved.is_dir():
@@ -91,23 +96,20 @@ def resolve_model(path: str | os.PathLike[str]) -> Path:
             raise UsageError(f"{resolved}: no such file; give the path of a GGUF model file")
         if not resolved.is_file():
             raise UsageError(f"{resolved}: not a regular file; give the path of a GGUF model file")
+        return locate(path)[0]
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, no home folder, a NUL in the name
         raise UsageError(f"{os.fspath(path)!r}: {error}; give the path of a GGUF model file") from error
-    return resolved
 
 
 def read_header(path: str | os.PathLike[str]) -> GgufHeader:
-    """The header of the model file at `path`; raises `UsageError` with the reason if it is not a whole GGUF header."""
-    return header_of(read_layout(resolve_model(path)))
-
-
-def header_of(layout: GgufLayout) -> GgufHeader:
-    """The header of a file whose head has been read."""
+    """The header of the model file at `path`, or of all parts of the model that it is one of; raises `UsageError` with
+    the reason if one is not a whole GGUF header, or missing."""
+    parts = read_parts(resolve_model(path))
     return GgufHeader(
-        path=layout.path,
-        file_bytes=layout.file_bytes,
-        weight_bytes=max(0, layout.file_bytes - layout.begin),
-        values=layout.values,
-        lengths=layout.lengths,
-        tensors={name: math.prod(place.shape) for name, place in layout.tensors.items()},
+        path=parts[0].path,
+        file_bytes=sum(part.file_bytes for part in parts),
+        weight_bytes=sum(max(0, part.file_bytes - part.begin) for part in parts),
+        values=parts[0].values,
+        lengths=parts[0].lengths,
+        tensors={name: math.prod(place.shape) for part in parts for name, place in part.tensors.items()},
     )

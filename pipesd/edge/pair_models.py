@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipesd.core import Vocabulary
-from pipesd.edge.gguf_header import header_of, resolve_model
-from pipesd.gguf_parts import read_parts
+from pipesd.edge.gguf_header import read_header
 
 _EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
 
@@ -50,27 +49,24 @@ def read_gguf(path: str | os.PathLike[str]) -> ModelFacts:
     takes their head and vocabulary, and all parts are there."""
     from pipesd.edge.tokeniser import Tokeniser
 
-    headers = [header_of(part) for part in read_parts(resolve_model(path))]
-    tokeniser = Tokeniser.open(headers[0].path)
+    header = read_header(path)
+    tokeniser = Tokeniser.open(header.path)
     tokeniser.close()
-    entries: dict[str, int] = {}
-    for header in headers:
-        entries.update(header.tensors)
-    parameters = sum(entries.values())
+    parameters = sum(header.tensors.values())
     return ModelFacts(
-        path=headers[0].path,
+        path=header.path,
         name=tokeniser.name,
-        architecture=headers[0].architecture,
+        architecture=header.architecture,
         vocabulary=tokeniser.vocabulary,
         end_ids=tokeniser.end_ids,
         bos_id=tokeniser.bos_id,
         add_bos=tokeniser.add_bos,
         template=tokeniser.template,
-        context=headers[0].context,
+        context=header.context,
         parameters=parameters,
-        read_parameters=parameters - unread(entries, _EMBEDDINGS, _OUTPUT),
-        file_bytes=sum(header.file_bytes for header in headers),
-        weight_bytes=sum(header.weight_bytes for header in headers),
+        read_parameters=parameters - unread(header.tensors, _EMBEDDINGS, _OUTPUT),
+        file_bytes=header.file_bytes,
+        weight_bytes=header.weight_bytes,
         gguf=True,
     )
 

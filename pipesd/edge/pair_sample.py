@@ -74,7 +74,7 @@ def sample_here(draft: ModelFacts, target: ModelFacts, prompts: Sequence[str], t
     compute.
     """
     room = max(2048, tokens + max(len(prompt.encode()) for prompt in prompts) + 8)  # no id stands for less than a byte
-    needed = sum(_needed_bytes(facts, room) for facts in (draft, target))
+    needed = sum(estimate_bytes(facts.path, room) for facts in (draft, target))
     least = min(free_on_host(), key=lambda free: free.bytes, default=None)
     if least is not None and needed > least.bytes:
         raise NotMeasured(
@@ -90,11 +90,6 @@ def sample_here(draft: ModelFacts, target: ModelFacts, prompts: Sequence[str], t
     finally:
         for model in loaded:
             model.close()
-
-
-def _needed_bytes(facts: ModelFacts, context: int) -> int:
-    other_parts = facts.file_bytes - facts.path.stat().st_size
-    return estimate_bytes(facts.path, context) + other_parts
 
 
 def _compared(target: Drafter, draft: Drafter, prompts: Sequence[str], tokens: int) -> Sample:
