@@ -17,7 +17,7 @@ from pipesd.policy.sampling import Method, Sampling
 
 torch = pytest.importorskip("torch")
 
-from pipesd.cloud.device_sampling import choose_rows, units  # noqa: E402 — loads torch
+from pipesd.cloud.device_sampling import choose_rows, rows_of, units  # noqa: E402 — loads torch
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -50,6 +50,13 @@ def entries(rng: np.random.Generator, width: int) -> list[tuple[Any, Draw]]:
     return found
 
 
+def chosen(logits: Any, draws: list[Draw]) -> list[tuple[int, ...]]:
+    """The ids of each draw, from the rows of all of them one after the other."""
+    rows = [rows_of(draw) for draw in draws]
+    ids = iter(choose_rows(logits, [row for each in rows for row in each]).tolist())
+    return [tuple(next(ids) for _ in each) for each in rows]
+
+
 @given(st.lists(st.integers(0, MASK), min_size=1, max_size=4), st.lists(st.integers(0, (1 << 31) - 1), max_size=6))
 @example([0, MASK, 1 << 63, (1 << 63) - 1], [0, (1 << 31) - 1])
 def test_torch_has_the_same_noise(keys: list[int], numbers: list[int]) -> None:
@@ -65,7 +72,7 @@ def test_rows_of_several_sessions_are_drawn_as_on_the_cpu(width: int, device: st
         batch = entries(rng, width)
         logits = torch.tensor(np.concatenate([rows for rows, _ in batch]), device=device)
         before = logits.clone()
-        found = choose_rows(logits, [draw for _, draw in batch])
+        found = chosen(logits, [draw for _, draw in batch])
         assert found == [choose(rows, draw).ids for rows, draw in batch]
         assert torch.equal(logits, before)
 
@@ -78,7 +85,7 @@ def test_rows_that_are_not_finite_spoil_no_other(device: str) -> None:
         rows[0, 5] = value
         rows[-1] = -math.inf
     logits = torch.tensor(np.concatenate([rows for rows, _ in batch]), device=device)
-    found = choose_rows(logits, [draw for _, draw in batch])
+    found = chosen(logits, [draw for _, draw in batch])
     assert found == [(-1, *ids[1:-1], -1)[-len(ids) :] for ids in good]
 
 
@@ -86,11 +93,11 @@ def test_half_precision_is_drawn_as_the_float32_that_it_is() -> None:
     batch = entries(np.random.default_rng(5), 600)
     logits = torch.tensor(np.concatenate([rows for rows, _ in batch])).bfloat16()
     draws = [draw for _, draw in batch]
-    assert choose_rows(logits, draws) == choose_rows(logits.float(), draws)
+    assert chosen(logits, draws) == chosen(logits.float(), draws)
 
 
 def test_nothing_to_draw_and_what_is_not_drawn_here() -> None:
-    assert choose_rows(torch.empty(0, 9), []) == []
+    assert choose_rows(torch.empty(0, 9), []).tolist() == []
     for options in ({"logprobs": 0}, {"temperature": 1.0, "method": Method.REJECTION}):
         with pytest.raises(AssertionError):
-            choose_rows(torch.zeros(1, 9), [Draw(Sampler(Sampling(**options), 0), (), ())])
+            rows_of(Draw(Sampler(Sampling(**options), 0), (), ()))

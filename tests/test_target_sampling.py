@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,28 @@ def test_ids_drawn_where_the_logits_are_are_the_same(target: TorchTarget) -> Non
     assert got[-2].refusal is not None and len(got[-1].logprobs or ()) == 1 + got[-1].accepted
     target.truncate(4, 0)
     assert target.sample([(4, ids[:20], 1)], [None]) == wanted[:1]
+
+
+def test_the_logits_of_one_piece_are_gone_before_the_next_is_computed(
+    target: TorchTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a pass of many long drafts takes more of a device than was kept back for it."""
+    seen: list[weakref.ref[torch.Tensor]] = []
+    run = target._pass
+
+    def watched(batch: Any) -> torch.Tensor | None:
+        assert not any(each() is not None for each in seen)
+        logits = run(batch)
+        assert logits is not None
+        seen.append(weakref.ref(logits))
+        return logits
+
+    monkeypatch.setattr(target, "_pass", watched)
+    target._draws_on_device = True
+    ids = some_ids(MOST_ROWS - 50)
+    draw = Draw(Sampler(OPTIONS["cut"], SEED), tuple(ids[:1]), tuple(ids[1:]))
+    target.sample([(slot, ids, len(ids)) for slot in range(3)], [draw] * 3)
+    assert len(seen) == 3
 
 
 @pytest.mark.parametrize("method", [Method.NOISE, Method.REJECTION])

@@ -19,18 +19,19 @@ ROWS = 16  # at a time, each of which takes some 50 bytes for each id
 UNLIMITED = 1 << 31
 
 
-def choose_rows(logits: Tensor, draws: Sequence[Draw]) -> list[tuple[int, ...]]:
-    """For each draw the ids that `pipesd.policy.accept.choose` finds: its own choice behind its prefix and behind each
-    draft token, -1 where the highest logit is not finite. `logits`: (rows, width), those of the draws one after the
-    other, 1 + drafted each; they stay as they are. For draws that neither test draft tokens nor want log-probabilities.
-    The host waits for the device once."""
-    rows = [_Row(draw, behind) for draw in draws for behind in range(1 + len(draw.drafted))]
+def choose_rows(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """The id that each of `rows` asks for, int64 (rows,), where `logits` (rows, width) are, which stay as they are; -1
+    where the highest logit is not finite. The host does not wait for the device."""
     assert len(rows) == logits.shape[0], f"{logits.shape[0]} rows of logits for {len(rows)} choices"
-    if not rows:
-        return [() for _ in draws]
     parts = [_chosen(logits[start : start + ROWS], rows[start : start + ROWS]) for start in range(0, len(rows), ROWS)]
-    ids = iter(torch.cat(parts).tolist())
-    return [tuple(next(ids) for _ in range(1 + len(draw.drafted))) for draw in draws]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=logits.device)
+
+
+def rows_of(draw: Draw) -> list[Row]:
+    """What `draw` asks of its rows of logits, 1 + drafted: the ids that `pipesd.policy.accept.choose` finds, its own
+    choice behind its prefix and behind each draft token. For draws that neither test draft tokens nor want
+    log-probabilities."""
+    return [Row(draw, behind) for behind in range(1 + len(draw.drafted))]
 
 
 def units(keys: Tensor, numbers: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ def units(keys: Tensor, numbers: Tensor) -> Tensor:
     return (_shifted(z, 12).double() + 0.5) * UNIT
 
 
-class _Row:
+class Row:
     """What is wanted of one row: of `draw`, behind so many of its draft tokens."""
 
     def __init__(self, draw: Draw, behind: int) -> None:
@@ -59,7 +60,7 @@ class _Row:
         return ids.copy(), times.copy()
 
 
-def _chosen(logits: Tensor, rows: Sequence[_Row]) -> Tensor:
+def _chosen(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """An id for each row, on the device."""
     logits = _adjusted(logits.float(), rows)
     highest, ids = logits.max(dim=-1, keepdim=True)
@@ -69,7 +70,7 @@ def _chosen(logits: Tensor, rows: Sequence[_Row]) -> Tensor:
     return ids.masked_fill(~highest.isfinite(), -1).flatten()  # `where` with a number would wait for the device
 
 
-def _raced(below: Tensor, rows: Sequence[_Row]) -> Tensor:
+def _raced(below: Tensor, rows: Sequence[Row]) -> Tensor:
     """The winner of the race of each row, (rows, 1), by logits below its highest."""
     temperatures = [max(row.sampling.temperature, LEAST_TEMPERATURE) for row in rows]
     weights = torch.exp(below / _column(temperatures, torch.float32, below))
@@ -81,7 +82,7 @@ def _raced(below: Tensor, rows: Sequence[_Row]) -> Tensor:
     return (-torch.log1p(-noise) / weights).argmin(dim=-1, keepdim=True)
 
 
-def _truncated(weights: Tensor, rows: Sequence[_Row]) -> Tensor:
+def _truncated(weights: Tensor, rows: Sequence[Row]) -> Tensor:
     """The same weights, 0 for ids that top-k, top-p and min-p leave out."""
     options = [row.sampling for row in rows]
     least = threshold(
@@ -95,7 +96,7 @@ def _truncated(weights: Tensor, rows: Sequence[_Row]) -> Tensor:
     return weights.masked_fill(weights < least, 0.0)
 
 
-def _adjusted(logits: Tensor, rows: Sequence[_Row]) -> Tensor:
+def _adjusted(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """The logits behind bias and penalties."""
     bias = [(place, *row.sampling.biases) for place, row in enumerate(rows) if row.sampling.logit_bias]
     seen = [(place, *row.occurring()) for place, row in enumerate(rows) if row.sampling.penalised]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipesd.cloud.device_sampling import choose_rows
+from pipesd.cloud.device_sampling import choose_rows, rows_of
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.policy.accept import Choices, Draw
 from pipesd.policy.batch_choices import Batch, complete, drawn_choices, greedy_choices
@@ -51,10 +51,10 @@ class BatchTarget(ABC):
         """The same pass; for each entry what its draw makes of its rows, or the arg-max ids where there is none. On a
         device of its own the ids are drawn there, unless draft tokens are tested or log-probabilities are wanted."""
         began = time.perf_counter()
-        logits = self._run(batch, lambda rows: rows)
         if self._draws_on_device:
-            choices = _drawn_on_device(batch, logits, complete(batch, draws))
+            choices = self._drawn_on_device(batch, complete(batch, draws))
         else:
+            logits = self._run(batch, lambda rows: rows)
             choices = drawn_choices(batch, [rows.numpy() for rows in logits], draws)
         self._longest_s = max(self._longest_s, time.perf_counter() - began)
         return choices
@@ -67,23 +67,32 @@ class BatchTarget(ABC):
         self._longest_s = max(self._longest_s, time.perf_counter() - began)
         return results
 
+    def _drawn_on_device(self, batch: Batch, draws: Sequence[Draw]) -> list[Choices]:
+        """What each draw makes of its rows of logits. Each piece of the pass is drawn from before the next is computed,
+        so that the logits of one piece are all that the device holds; only those come to the host that have to."""
+        here = [draw.sampler.sampling.tests or draw.sampler.sampling.logprobs is not None for draw in draws]
+        there = complete(batch, [None if fetches else draw for fetches, draw in zip(here, draws, strict=True)])
+        rows = [row for (_, _, wanted), draw in zip(batch, there, strict=True) if wanted for row in rows_of(draw)]
+        to_host = [fetches for (_, _, wanted), fetches in zip(batch, here, strict=True) for _ in range(wanted)]
+        fetched: list[np.ndarray] = []
+        done = 0
 
-def _drawn_on_device(batch: Batch, logits: Sequence[Tensor], draws: Sequence[Draw]) -> list[Choices]:
-    """What each draw makes of its rows of logits; only those come to the host that have to."""
-    there = [
-        entry
-        for entry, draw in enumerate(draws)
-        if batch[entry][2] and not draw.sampler.sampling.tests and draw.sampler.sampling.logprobs is None
-    ]
-    with torch.inference_mode():
-        rows = torch.cat([logits[entry] for entry in there]) if there else torch.empty(0, 0)
-        ids = choose_rows(rows, [draws[entry] for entry in there])
-    here = [entry for entry in range(len(batch)) if entry not in there]
-    part = [batch[entry] for entry in here]
-    drawn = drawn_choices(part, _fetched([logits[entry] for entry in here]), [draws[entry] for entry in here])
-    found = dict(zip(here, drawn, strict=True))
-    found |= zip(there, greedy_choices([batch[entry] for entry in there], ids), strict=True)
-    return [found[entry] for entry in range(len(batch))]
+        def draw_piece(logits: Tensor) -> Tensor:
+            nonlocal done
+            piece = slice(done, done + len(logits))
+            done = piece.stop
+            if places := [place for place, fetches in enumerate(to_host[piece]) if fetches]:
+                fetched.append((logits if len(places) == len(logits) else logits[places]).cpu().numpy())
+            return choose_rows(logits, rows[piece])
+
+        ids = greedy_choices(batch, [part.tolist() for part in _fetched(self._run(batch, draw_piece))])
+        if not fetched:
+            return ids
+        local = [entry for entry in range(len(batch)) if here[entry]]
+        part = [batch[entry] for entry in local]
+        logits = np.split(np.concatenate(fetched), np.cumsum([wanted for _, _, wanted in part])[:-1])
+        drawn = drawn_choices(part, logits, [draws[entry] for entry in local])
+        return list((dict(enumerate(ids)) | dict(zip(local, drawn, strict=True))).values())
 
 
 def _fetched(parts: Sequence[Tensor]) -> list[np.ndarray]:

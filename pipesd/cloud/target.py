@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from pipesd.cloud.device_sampling import ROWS
 from pipesd.cloud.graphs import EXACT_SIZE, SIZES, RecordedPasses
 from pipesd.cloud.kv_cache import KVCache
 from pipesd.cloud.model import Decoder
@@ -80,18 +81,22 @@ class TorchTarget(BatchTarget):
         found: list[list[Tensor]] = [[] for _ in batch]
         nothing = reduce(torch.empty(0, self._decoder.shape.width))
         for part in _cut(batch, self._most_rows):
-            entries = [(slot, ids, rows) for _, slot, ids, rows in part]
-            if self._recorded is None:
-                logits = self._pass(entries)
-                reduced = None if logits is None else reduce(logits)
-            else:
-                results = self._recorded(entries)
-                reduced = None if results is None else results[1] if reduce is arg_max else reduce(results[0])
+            reduced = self._reduced([(slot, ids, rows) for _, slot, ids, rows in part], reduce)
             if reduced is None:
                 continue
             for (entry, _, _, _), piece in zip(part, reduced.split([rows for _, _, _, rows in part]), strict=True):
                 found[entry].append(piece)
         return [torch.cat(pieces) if pieces else nothing for pieces in found]
+
+    def _reduced(self, batch: Batch, reduce: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """`reduce(logits)` of one pass through the layers, which outlives the logits; None if no row is wanted."""
+        if self._recorded is None:
+            logits = self._pass(batch)
+            return None if logits is None else reduce(logits)
+        results = self._recorded(batch)
+        if results is None:
+            return None
+        return results[1] if reduce is arg_max else reduce(results[0])
 
     def _pass(self, batch: Batch) -> Tensor | None:
         """One pass through the layers: logits of all wanted rows of the batch, in order; None if none is wanted."""
@@ -149,7 +154,7 @@ def working_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
     query, key = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     values = 4 * (2 * shape.hidden + query + 2 * key + 3 * shape.feed_forward)  # some are float32 in any precision
     partial = 4 * shape.heads * splits(shape.cache(shape.context)) * (shape.head_size + 2)
-    logits = (MOST_ROWS + 2 * recorded) * (4 + dtype.itemsize) + MOST_ROWS * DRAWN_BYTES
+    logits = (MOST_ROWS + 2 * recorded) * (4 + dtype.itemsize) + MOST_ROWS * 4 + ROWS * DRAWN_BYTES  # 4: for the host
     return rows * (values + partial) + logits * shape.width + LIBRARY_BYTES
 
 
