@@ -34,7 +34,7 @@ def read_parts(path: Path, *, keep: frozenset[str] = frozenset()) -> list[GgufLa
             f"-{number + 1 if isinstance(number, int) else 1:05d}-of-{count:05d}.gguf, its mates beside it"
         )
     parts = []
-    for number, beside in enumerate(next(filter(_are_files, named), named[0])):
+    for number, beside in enumerate(next((places for places in named if _are_files(places)), named[0])):
         if not beside.is_file():
             raise UsageError(f"{beside}: is missing, part {number + 1} of {count} of a model; put it beside the others")
         part = layout if beside == path else read_layout(beside, keep=keep)

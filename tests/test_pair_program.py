@@ -173,7 +173,7 @@ def test_what_is_measured_is_what_a_slow_reading_gives(make: Make) -> None:
     """Against each model asked afresh behind every prefix."""
     import numpy as np
 
-    from pipesd.edge.drafter import Drafter, estimate_bytes
+    from pipesd.edge.drafter import Drafter
 
     draft, target = read_gguf(make(noise=0.1)), read_gguf(make())
     sample = pair_sample.sample_here(draft, target, ["def f(x):"], 15, 1)
@@ -201,7 +201,7 @@ def test_what_is_measured_is_what_a_slow_reading_gives(make: Make) -> None:
 
 
 def test_a_text_that_ends_is_measured_up_to_its_end(make: Make) -> None:
-    from pipesd.edge.drafter import Drafter, estimate_bytes
+    from pipesd.edge.drafter import Drafter
 
     model = Drafter(make(), context=64)
     model.extend(model.tokeniser.encode("def f(x):", special=True))

@@ -158,6 +158,30 @@ def test_without_torch_a_cloud_says_what_to_install(backend: str) -> None:
     assert done.stdout.endswith("torch is not installed; a cloud needs it: pip install 'pipesd[cloud]'\n")
 
 
+def test_without_gguf_a_folder_is_served_and_a_gguf_file_says_what_to_install(tmp_path: Path) -> None:
+    for package in ("torch", "gguf", "transformers"):
+        pytest.importorskip(package)
+    from tests.tiny import write_tiny
+    from tests.tiny_hf import write_folder
+
+    file, folder = write_tiny(tmp_path / "m.gguf"), write_folder(tmp_path / "folder")
+    code = (
+        "import sys; sys.modules['gguf'] = None\n"
+        "from pipesd.cloud.server import load_target\n"
+        "from pipesd.config import CloudConfig\n"
+        "from pipesd.errors import UsageError\n"
+        f"print(load_target(CloudConfig(model={str(folder)!r}, device='cpu')).info.name)\n"
+        "try:\n"
+        f"    load_target(CloudConfig(model={str(file)!r}, device='cpu'))\n"
+        "except UsageError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [
+        "folder", "gguf is not installed; a cloud needs it: pip install 'pipesd[cloud]'",
+    ], done.stderr  # fmt: skip
+
+
 def test_what_cannot_start_says_why_and_leaves_nothing_behind() -> None:
     threads = threading.active_count()
 

@@ -158,7 +158,8 @@ def _print(line: str) -> None:
 
 def load_target(config: CloudConfig) -> Target:
     """The target that a configuration describes. UsageError: no such model, or it cannot run so."""
-    with LoadingProgress(os.path.basename(os.path.normpath(config.model)), _log.info, _terminal(config)) as progress:
+    shown_name = os.path.basename(os.path.normpath(config.model))
+    with _packages_named(), LoadingProgress(shown_name, _log.info, _terminal(config)) as progress:
         return _loader(config.backend)(
             config.model,
             config.device,
@@ -174,18 +175,25 @@ def load_target(config: CloudConfig) -> Target:
 
 
 def _loader(backend: str) -> Callable[..., Target]:
-    """The function that loads a target for a backend; only now is torch needed. UsageError where it is missing."""
-    try:
-        if backend == "transformers":
-            from pipesd.cloud.transformers_target import load_transformers_target
+    """The function that loads a target for a backend; only now is torch needed."""
+    if backend == "transformers":
+        from pipesd.cloud.transformers_target import load_transformers_target
 
-            return load_transformers_target
-        from pipesd.cloud.loading import load_target as load_plain
+        return load_transformers_target
+    from pipesd.cloud.loading import load_target as load_plain
+
+    return load_plain
+
+
+@contextmanager
+def _packages_named() -> Iterator[None]:
+    """UsageError where the body imports a package of the cloud that is missing; gguf is for GGUF files alone."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "gguf"):
             raise
         raise UsageError(f"{error.name} is not installed; a cloud needs it: pip install 'pipesd[cloud]'") from error
-    return load_plain
 
 
 def _terminal(config: CloudConfig) -> IO[str] | None:
