@@ -1,4 +1,4 @@
-"""How many positions a model is made for: what YaRN adds, and what a config.json of any family says."""
+"""How many positions a model is served for: what YaRN adds, and what a config.json of any family says."""
 
 from __future__ import annotations
 
@@ -17,26 +17,36 @@ def stretched(trained: int, original: float, factor: float) -> int:
 
 
 def stated_context(config: Mapping[str, Any]) -> int:
-    """Positions that the model is made for, those that YaRN adds included; 0 where `config` does not say. A part for
-    text (`text_config`) speaks where the whole does not. What is out of range counts as not said."""
+    """Positions that the model is served for, those that YaRN adds included; 0 where `config` does not say. A part for
+    text (`text_config`) speaks where the whole does not. What is out of range counts as not said.
+
+    LongRoPE ends at the original context: beyond it all angles change, those in cached keys do not.
+    """
     inner = config.get("text_config")
     for table in (config, inner if isinstance(inner, dict) else {}):
         trained = int(next((found for key in _KEYS if (found := _number(table.get(key))) and found > 1), 0))
         if trained:
-            return _with_yarn(table, trained)
+            return _scaled(table, trained)
     return 0
 
 
-def _with_yarn(config: Mapping[str, Any], trained: int) -> int:
+def _scaled(config: Mapping[str, Any], trained: int) -> int:
     rope = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(rope, dict):
         return trained
-    rope = next((table for table in rope.values() if isinstance(table, dict)), rope)  # one for each kind of layer
-    if rope.get("rope_type", rope.get("type")) != "yarn":
-        return trained
-    original = _number(config.get(_ORIGINAL)) or _number(rope.get(_ORIGINAL)) or trained
-    context = stretched(trained, original, _number(rope.get("factor")) or trained / original)
-    return context if context <= _GREATEST else trained
+    tables = [rope, *(table for table in rope.values() if isinstance(table, dict))]  # or one for each kind of layer
+    by_kind = {str(table.get("rope_type", table.get("type"))): table for table in tables}
+    if table := by_kind.get("longrope") or by_kind.get("su"):
+        return int(min(trained, _original(config, table) or trained))
+    if table := by_kind.get("yarn"):
+        original = _original(config, table) or trained
+        context = stretched(trained, original, _number(table.get("factor")) or trained / original)
+        return context if context <= _GREATEST else trained
+    return trained
+
+
+def _original(config: Mapping[str, Any], rope: Mapping[str, Any]) -> float:
+    return _number(config.get(_ORIGINAL)) or _number(rope.get(_ORIGINAL))
 
 
 def _number(value: Any) -> float:

@@ -9,6 +9,7 @@ import pytest
 from pipesd.contexts import stated_context, stretched
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+LONG = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,11 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"max_position_embeddings": 512, "rope_scaling": {"type": "yarn", "factor": 1.5}}, 768),
         ({"max_position_embeddings": 512, "rope_scaling": {"type": "yarn"}}, 512),
         ({"max_position_embeddings": 512, "rope_parameters": {"full_attention": YARN}}, 2048),
+        ({"max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "rope_scaling": LONG}, 4096),
+        ({"max_position_embeddings": 512, "rope_parameters": LONG | {"original_max_position_embeddings": 64}}, 64),
+        ({"max_position_embeddings": 512, "rope_scaling": {"type": "su"}, "original_max_position_embeddings": 64}, 64),
+        ({"max_position_embeddings": 512, "rope_parameters": {"a": YARN, "b": LONG}}, 512),
+        ({"max_position_embeddings": 512, "rope_scaling": LONG}, 512),
         *(({"max_position_embeddings": value}, 0) for value in (None, True, 0, 1, -5, "512", [512], 1e300, 10**400)),
         *(({"max_position_embeddings": 512, "rope_scaling": value}, 512) for value in (None, 7, "yarn", [YARN], {})),
         *(

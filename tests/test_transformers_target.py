@@ -25,6 +25,7 @@ from pipesd.cloud import transformers_model
 from pipesd.cloud.loading import load_target
 from pipesd.cloud.transformers_model import import_transformers  # the package may put another module in its place
 from pipesd.cloud.transformers_target import TILE, TransformersTarget, load_transformers_target
+from pipesd.contexts import stated_context
 from pipesd.errors import UsageError
 from pipesd.hf_families import is_recurrent
 from pipesd.policy.accept import Draw
@@ -361,6 +362,16 @@ def test_longrope_is_served_up_to_where_its_angles_change(tmp_path: Path) -> Non
     assert load(path).info.context == 40
     with pytest.raises(UsageError, match="context 41: 2 to 40 was wanted"):
         load(path, context=41)
+    assert stated_context(json.loads((path / "config.json").read_text())) == 40
+
+
+def test_yarn_is_served_as_far_as_the_plain_decoder_serves_it(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 40}
+    path = write_folder(tmp_path / "m", "qwen2", **SMALL | {"max_position_embeddings": 40, "rope_scaling": yarn})
+    ours, plain = load(path), load_target(path, "cpu")
+    assert ours.info.context == plain.info.context == 160
+    ids = some_ids(150)
+    np.testing.assert_allclose(alone(ours, ids), plain.forward([(0, ids, len(ids))])[0], atol=5e-4, rtol=0)
 
 
 def change_config(path: Path, **values: Any) -> None:

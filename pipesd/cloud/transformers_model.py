@@ -6,7 +6,7 @@ Nothing is fetched, no code from the folder runs, and only safetensors are read.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipesd.contexts import stated_context
 from pipesd.errors import UsageError
 from pipesd.hf_families import named
 from pipesd.json_file import read_object
@@ -153,21 +154,10 @@ def read_config(path: Path) -> Any:
 
 
 def positions_of(config: Any) -> int | None:
-    """How many positions the model can tell apart as it was trained; None: the configuration names no bound."""
+    """How many positions the model is served for, by the rule of `stated_context`; None: nothing names a bound."""
     text = config.get_text_config()
-    bound: int | None = getattr(text, "max_position_embeddings", None)
-    rope: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    # one set for all layers, or one for each kind of layer
-    for each in [rope, *(part for part in rope.values() if isinstance(part, Mapping))]:
-        if each.get("rope_type", each.get("type")) in (
-            "longrope",
-            "su",
-        ):
-            # beyond it all angles change, those in cached keys do not
-            named = each.get("original_max_position_embeddings")
-            original = named or getattr(text, "original_max_position_embeddings", None) or bound
-            bound = min(bound or original, original) if original else None
-    return bound
+    bound = getattr(text, "max_position_embeddings", None)  # some families map it to a name of their own
+    return stated_context(text.to_dict() | {"max_position_embeddings": bound}) or None
 
 
 def cached_numbers(config: Any) -> int:
