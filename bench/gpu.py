@@ -316,7 +316,7 @@ def main() -> int:
             print(f"bench/gpu.py: torch {torch.__version__} sees no CUDA device; run it where there is one")
             return 2
         if (why := why_no_kernels(device)) is not None:
-            print(f"bench/gpu.py: {why}; install triton and a C compiler")
+            print(f"bench/gpu.py: {why}")
             return 2
         from pipesd.cloud.paged_kernels import triton_read as read
 

@@ -29,7 +29,7 @@ from pipesd.cloud.placing import chosen_dtype, why_no_kernels
 from pipesd.cloud.steps import PlainSteps
 from pipesd.cloud.target import LIBRARY_BYTES, MOST_ROWS, working_bytes
 from pipesd.errors import UsageError
-from pipesd.model_shape import ModelShape
+from pipesd.model_shape import CacheShape, ModelShape
 
 CUDA = torch.device("cuda")
 GB = 10**9
@@ -46,7 +46,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found.capability)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(loading, "why_no_kernels", lambda device: found.why)
+    monkeypatch.setattr(loading, "why_no_kernels", lambda device, dtype, shape: found.why)
     monkeypatch.setattr(loading, "steps_for", lambda device: PlainSteps())
     yield found
 
@@ -136,6 +136,26 @@ def test_a_session_that_does_not_fit_is_refused_with_the_longest_that_does(
         load(model)
 
 
+def test_where_caches_grow_there_must_be_room_for_two(memory: SimpleNamespace, model: Path) -> None:
+    """What is admitted before weights are read gets a cache behind them."""
+    memory.why = "no C compiler"
+    shape = open_checkpoint(model).shape
+    need = need_of(shape, 4, 1, packed=False).in_place + working_bytes(shape, torch.float32)
+    one = session_bytes(shape.cache(shape.context), 1, torch.float32)
+    memory.free = memory.there = need + 2 * one
+    with pytest.raises(AssertionError, match="a weight was read"):
+        load(model)
+    memory.free -= one // 2
+    with pytest.raises(
+        UsageError, match=r"takes 67 MB of keys and values, twice while it grows, .* --context \d+$"
+    ) as e:
+        load(model)
+    longest = int(str(e.value).rpartition(" ")[2])
+    assert 32768 < longest < 60000
+    with pytest.raises(AssertionError, match="a weight was read"):
+        load(model, context=longest)
+
+
 def test_of_a_shared_device_the_share_decides(memory: SimpleNamespace, model: Path) -> None:
     memory.free = memory.there = 2 * (CONTEXT_BYTES + LIBRARY_BYTES)  # for two no more than that
     with pytest.raises(AssertionError, match="a weight was read"):
@@ -180,7 +200,7 @@ def test_why_no_kernels_run_is_said_once_before_weights_are_read(memory: SimpleN
     said: list[str] = []
     with pytest.raises(AssertionError, match="a weight was read"):
         load(model, said)
-    assert len(said) == 1 and said[0].startswith(memory.why) and "install triton and a C compiler" in said[0]
+    assert len(said) == 1 and said[0] == f"{memory.why}: passes on cuda are not recorded, and slower"
 
 
 # --- precision ---
@@ -217,12 +237,14 @@ class OfTriton(Exception):
 
 
 @pytest.fixture
-def tried(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Exception | None]]:
-    """What each module's trial raises; a device is not touched."""
+def tried(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """What each module's trial is `asked` and what it raises (`faults`); a device is not touched."""
     faults: dict[str, Exception | None] = {"paged_kernels": None, "step_kernels": None}
+    found = SimpleNamespace(faults=faults, asked=[], capability=(7, 0))
 
     def module(name: str) -> SimpleNamespace:
-        def try_out(device: torch.device) -> None:
+        def try_out(*given: object) -> None:
+            found.asked.append(given)
             if (fault := faults[name]) is not None:
                 raise fault
 
@@ -233,45 +255,56 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Exception | Non
         monkeypatch.setattr(pipesd.cloud, name, sys.modules[f"pipesd.cloud.{name}"], raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(placing, "why_no_kernels", why_no_kernels.__wrapped__)
-    yield faults
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found.capability)
+    placing._tried.cache_clear()
+    yield found
+    placing._tried.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["paged_kernels", "step_kernels"])
 @pytest.mark.parametrize(
     ("fault", "line"),
     [
-        (RuntimeError("Failed to find C compiler.\nPlease specify"), r"\(Failed to find C compiler\.\)"),
-        (OfTriton("\nat 3:5"), r"\(at 3:5\)"),
+        (RuntimeError("Failed to find C compiler.\nPlease specify"), r"\(Failed to find C compiler\.; they want"),
+        (OfTriton("\nat 3:5"), r"\(at 3:5; "),
         (PermissionError(13, "Permission denied", "/.triton"), "Permission denied"),
-        (OSError(), r"\(OSError\)"),
+        (OSError(), r"\(OSError; "),
     ],
 )
-def test_kernels_that_do_not_run_are_a_reason(
-    tried: dict[str, Exception | None], name: str, fault: Exception, line: str
-) -> None:
-    assert placing.why_no_kernels(CUDA) is None
-    tried[name] = fault
-    why = placing.why_no_kernels(CUDA)
+def test_kernels_that_do_not_run_are_a_reason(tried: SimpleNamespace, name: str, fault: Exception, line: str) -> None:
+    assert why_no_kernels(CUDA) is None
+    placing._tried.cache_clear()
+    tried.faults[name] = fault
+    why = why_no_kernels(CUDA)
     assert why is not None and "\n" not in why
     with pytest.raises(ValueError, match=f"^triton's kernels do not run here .*{line}"):
         raise ValueError(why)
 
 
-def test_without_triton_there_are_none(tried: dict[str, Exception | None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_there_are_none(tried: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(pipesd.cloud, "step_kernels")
     monkeypatch.setitem(sys.modules, "pipesd.cloud.step_kernels", None)
-    assert str(placing.why_no_kernels(CUDA)).startswith("triton is not installed (")
+    assert str(why_no_kernels(CUDA)).startswith("triton is not installed (")
 
 
-def test_kernels_are_tried_once() -> None:
-    assert why_no_kernels.cache_info().maxsize is None
+def test_a_device_that_triton_does_not_compile_for_is_not_tried(tried: SimpleNamespace) -> None:
+    tried.capability = (6, 1)
+    assert why_no_kernels(CUDA) == "triton's kernels want compute capability 7.0, cuda has 6.1"
+    assert not tried.asked
 
 
-def test_each_module_has_a_trial_that_runs() -> None:
+def test_kernels_are_tried_once_as_they_will_be_served(tried: SimpleNamespace) -> None:
+    shape = SHAPE.cache(8192)
+    for windows in ((), (100,) * 32):
+        assert why_no_kernels(CUDA, torch.bfloat16, replace(shape, windows=windows)) is None
+    assert tried.asked == [(CUDA, torch.bfloat16, replace(shape, layers=1)), (CUDA, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("shape", [SHAPE.cache(8192), CacheShape(1, 1, 1, 16, 2)])
+def test_each_module_has_a_trial_that_runs(shape: CacheShape) -> None:
     pytest.importorskip("triton")
     from pipesd.cloud import paged_kernels, step_kernels
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for module in (paged_kernels, step_kernels):
-        module.try_out(device)
+    paged_kernels.try_out(device, torch.float32, shape)
+    step_kernels.try_out(device, torch.float32)

@@ -317,7 +317,7 @@ def test_all_slots_can_be_full_at_once() -> None:
 
 def cache_on_cuda(monkeypatch: pytest.MonkeyPatch, why: str | None, room: int | None, said: list[str]) -> object:
     """The cache that a CUDA device would get, with its pages on the CPU."""
-    monkeypatch.setattr(target_module, "why_no_kernels", lambda device: why)
+    monkeypatch.setattr(target_module, "why_no_kernels", lambda device, dtype, shape: why)
     monkeypatch.setitem(sys.modules, "pipesd.cloud.paged_kernels", mock.Mock(triton_read=plain_read))
     monkeypatch.setattr(
         target_module, "PagedCache", lambda *given, device, **options: PagedCache(*given, device=CPU, **options)
@@ -337,12 +337,13 @@ def test_a_device_gets_pages_only_where_the_kernels_run(monkeypatch: pytest.Monk
 def test_no_more_sessions_are_held_than_surely_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     page = page_bytes(SHAPE, torch.float32)
-    for pages, slots, growing in ((16, 3, 2), (100, 3, 3), (15, 2, 1), (6, 1, 1)):
+    for pages, slots, growing in ((16, 3, 2), (100, 3, 3), (15, 2, 1), (11, 2, 1)):
         said.clear()
         cache = cache_on_cuda(monkeypatch, None, pages * page, said)
         assert isinstance(cache, PagedCache) and cache.slots == slots
         assert said == [] if slots == 3 else f"room for {slots} sessions of 317 positions, not 3" in said[0]
         cache = cache_on_cuda(monkeypatch, "no C compiler", pages * page, said)
         assert cache == f"one of {growing} that grow"
-    with pytest.raises(UsageError, match="a session of 317 positions"):
-        cache_on_cuda(monkeypatch, None, 5 * page, said)
+    for why, pages in (("no C compiler", 10), (None, 5)):
+        with pytest.raises(UsageError, match="a session of 317 positions"):
+            cache_on_cuda(monkeypatch, why, pages * page, said)

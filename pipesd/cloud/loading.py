@@ -24,7 +24,7 @@ from pipesd.cloud.pass_batches import torch_threads
 from pipesd.cloud.placing import DTYPES, checked_number, chosen_device, chosen_dtype, why_no_kernels
 from pipesd.cloud.progress import bytes_text
 from pipesd.cloud.steps import steps_for
-from pipesd.cloud.target import TorchTarget, new_cache, working_bytes
+from pipesd.cloud.target import TorchTarget, growing_bytes, new_cache, working_bytes
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.errors import UsageError
 from pipesd.free_memory import Free, all_on_host, free_on_host
@@ -69,8 +69,9 @@ def load_target(
     context = checked_number("context", trained if context is None else context, 2, most_context(checkpoint.shape))
     checkpoint = replace(checkpoint, shape=replace(checkpoint.shape, context=context))
     exact = exact is not False and threads == 1 if place.type == "cpu" else exact is True
-    if place.type == "cuda" and (why := why_no_kernels(place)) is not None:
-        say(f"{why}: passes on {place} are not recorded, and slower; install triton and a C compiler")
+    kind = (place, DTYPES[precision], checkpoint.shape.cache(context))
+    if place.type == "cuda" and (why := why_no_kernels(*kind)) is not None:
+        say(f"{why}: passes on {place} are not recorded, and slower")
     _check_memory(checkpoint, place, DTYPES[precision], slots, copies)
     files = "1 file" if checkpoint.files == 1 else f"{checkpoint.files} files"
     _log.info("loading %s: %s from %s", checkpoint.path, bytes_text(checkpoint.size_bytes), files)
@@ -146,23 +147,29 @@ def _check_memory(checkpoint: Checkpoint, device: torch.device, dtype: torch.dty
 def _check_session(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, copies: int) -> None:
     """UsageError if one session at its longest does not fit behind the weights: with the longest that does."""
     free, there = torch.cuda.mem_get_info(device)
+    in_pages = why_no_kernels(device, dtype, checkpoint.shape.cache(checkpoint.shape.context)) is None
 
     def lacking(context: int) -> int:
         """Bytes missing for one session of so many positions; not more than 0 where it fits."""
         shape = replace(checkpoint.shape, context=context)
         in_place = need_of(shape, dtype.itemsize, 1, packed=False).in_place
         room = room_for_cache(free - in_place, there, in_place, working_bytes(shape, dtype), copies)
-        return session_bytes(shape.cache(context), 1, dtype) - room
+        return taken(context) - room
+
+    def taken(context: int) -> int:
+        shape = checkpoint.shape.cache(context)
+        return session_bytes(shape, 1, dtype) + (0 if in_pages else growing_bytes(shape, dtype))
 
     context = checkpoint.shape.context
     if (missing := lacking(context)) <= 0:
         return
     longest = bisect_right(range(2, context + 1), 0, key=lacking) + 1
-    least = session_bytes(checkpoint.shape.cache(context), 1, dtype)
+    least = taken(context)
     advice = f"ask for --context {longest}" if longest >= 2 else "use a smaller model or a larger device"
+    growing = "" if in_pages else ", twice while it grows"
     raise UsageError(
-        f"{checkpoint.path}: a session of {context} positions takes {bytes_text(least)} of keys and values, {device} "
-        f"has {bytes_text(max(0, least - missing))} for it behind the weights and the passes; {advice}"
+        f"{checkpoint.path}: a session of {context} positions takes {bytes_text(least)} of keys and values{growing}, "
+        f"{device} has {bytes_text(max(0, least - missing))} for it behind the weights and the passes; {advice}"
     )
 
 

@@ -170,9 +170,11 @@ def triton_read(query: Tensor, kv: Tensor, table: Tensor, rows: PassRows, shape:
     return out
 
 
-def try_out(device: torch.device) -> None:
-    """Runs the kernels on one row; what triton raises where they cannot run."""
+def try_out(device: torch.device, dtype: torch.dtype, shape: CacheShape) -> None:
+    """Runs the kernels on one row, compiled as passes over such caches have them; what triton raises where they cannot
+    run, for want of shared memory too."""
     row, tile = torch.zeros(1, dtype=torch.int64, device=device), torch.tensor([[0, 1]], device=device)
     rows = PassRows(row, row, row + SPLIT, tile)
-    kv = torch.zeros(PAGE, 2, 16, device=device)
-    triton_read(kv[0, :1], kv, row[:, None], rows, CacheShape(1, 1, 1, 16, PAGE), 0)
+    query = torch.zeros(1, shape.groups * shape.kv_heads * shape.head_size, device=device, dtype=dtype)
+    kv = torch.zeros(PAGE, 2 * shape.kv_heads, shape.head_size, device=device, dtype=dtype)
+    triton_read(query, kv, row[:, None], rows, shape, 0)

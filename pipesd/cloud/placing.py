@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import torch
 
 from pipesd.errors import UsageError
+from pipesd.model_shape import CacheShape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BFLOAT16_FROM = (8, 0)  # compute capability; devices before it have no arithmetic for it
+KERNELS_FROM = (7, 0)  # Triton compiles for no device before these
+_SMALLEST = CacheShape(layers=1, kv_heads=1, groups=1, head_size=16, context=2)
 _log = logging.getLogger("pipesd.cloud")
 
 
@@ -51,21 +55,33 @@ def chosen_dtype(text: str, file_dtype: str, device: torch.device, say: Callable
     return text
 
 
+def why_no_kernels(
+    device: torch.device, dtype: torch.dtype = torch.float32, shape: CacheShape = _SMALLEST
+) -> str | None:
+    """None if Triton's kernels run on this CUDA device, in this precision and over caches of this shape, else why they
+    do not, in one line. Each kind is asked once: a kernel of each module is compiled, for which Triton wants a C
+    compiler, and run."""
+    return _tried(device, dtype, replace(shape, layers=1, windows=()))
+
+
 @cache
-def why_no_kernels(device: torch.device) -> str | None:
-    """None if Triton's kernels run on this CUDA device, else why they do not, in one line. Asked once for each device:
-    a kernel of each module is compiled, for which Triton wants a C compiler, and run."""
+def _tried(device: torch.device, dtype: torch.dtype, shape: CacheShape) -> str | None:
+    capability = torch.cuda.get_device_capability(device)
+    if capability < KERNELS_FROM:  # there the compiler may end the process
+        wanted, found = (".".join(map(str, each)) for each in (KERNELS_FROM, capability))
+        return f"triton's kernels want compute capability {wanted}, {device} has {found}"
     try:
         from pipesd.cloud import paged_kernels, step_kernels
     except ImportError as error:
-        return f"triton is not installed ({error})"
+        return f"triton is not installed ({error}; install it and a C compiler)"
     try:
         with torch.cuda.device(device):
-            for module in (paged_kernels, step_kernels):
-                module.try_out(device)
+            paged_kernels.try_out(device, dtype, shape)
+            step_kernels.try_out(device, dtype)
             torch.cuda.synchronize(device)
     except (ImportError, OSError, RuntimeError, subprocess.SubprocessError, step_kernels.TritonError) as error:
-        return f"triton's kernels do not run here ({str(error).strip().partition(chr(10))[0] or type(error).__name__})"
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        return f"triton's kernels do not run here ({reason}; they want a C compiler)"
     return None
 
 

@@ -102,6 +102,6 @@ class TritonSteps:
         return out
 
 
-def try_out(device: torch.device) -> None:
+def try_out(device: torch.device, dtype: torch.dtype) -> None:
     """Runs a small kernel; what triton raises where it cannot."""
-    TritonSteps().gate(torch.zeros(1, 16, device=device))
+    TritonSteps().gate(torch.zeros(1, 16, device=device, dtype=dtype))

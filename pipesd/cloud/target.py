@@ -24,7 +24,7 @@ from pipesd.cloud.graphs import EXACT_SIZE, SIZES, RecordedPasses
 from pipesd.cloud.kv_cache import KVCache
 from pipesd.cloud.model import Decoder
 from pipesd.cloud.paged_attention import splits
-from pipesd.cloud.paged_cache import PagedCache, sessions_that_fit
+from pipesd.cloud.paged_cache import PagedCache, session_bytes, sessions_that_fit
 from pipesd.cloud.pass_batches import BatchTarget, arg_max
 from pipesd.cloud.placing import why_no_kernels
 from pipesd.core import ModelInfo, Vocabulary
@@ -130,10 +130,10 @@ def new_cache(
     into `room` bytes (None: any number), which `say` is told if they are fewer. UsageError where no session fits."""
     if device.type == "cpu":
         return KVCache(shape, slots, device=device, dtype=dtype, exact=exact)
-    in_pages = why_no_kernels(device) is None
-    sure = slots if room is None else sessions_that_fit(shape, dtype, room)
+    in_pages = why_no_kernels(device, dtype, shape) is None
     if room is not None and not in_pages:
-        sure = max(1, sure - 1)  # one that grows is there twice for a moment
+        room -= growing_bytes(shape, dtype)
+    sure = slots if room is None else sessions_that_fit(shape, dtype, room)
     if sure < slots:
         say(
             f"{device} has room for {sure} sessions of {shape.context} positions, not {slots}: no more are held at "
@@ -145,6 +145,11 @@ def new_cache(
     from pipesd.cloud.paged_kernels import triton_read
 
     return PagedCache(shape, slots, device=device, dtype=dtype, read=triton_read)
+
+
+def growing_bytes(shape: CacheShape, dtype: torch.dtype) -> int:
+    """What sessions take beside their keys and values where these are not in pages: one that grows is there twice."""
+    return session_bytes(shape, 2, dtype) - session_bytes(shape, 1, dtype)
 
 
 def working_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
