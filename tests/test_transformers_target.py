@@ -21,7 +21,7 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 
-from pipesd.cloud import transformers_model
+from pipesd.cloud import transformers_model, transformers_target
 from pipesd.cloud.loading import load_target
 from pipesd.cloud.transformers_model import import_transformers  # the package may put another module in its place
 from pipesd.cloud.transformers_target import TILE, TransformersTarget, load_transformers_target
@@ -326,6 +326,49 @@ def test_only_what_transformers_raises_is_said_of_the_folder(
         target.forward([(0, [1, 2], 1)])
     with pytest.raises(UsageError, match=r"cannot run it \(out of range\)"):
         load(folders("llama"))
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            "does not fit into the memory of the device .CUDA out of memory",
+        ),
+        (
+            ImportError("it requires the kernels library"),
+            "needs a package for it .it requires .*; install that package",
+        ),
+    ],
+)
+def test_what_is_no_fault_of_the_folder_has_its_own_advice(
+    folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise error
+
+    for place, name in (
+        (transformers.AutoModelForCausalLM, "from_pretrained"),
+        (transformers.LlamaForCausalLM, "forward"),
+    ):  # while it is loaded, and in the trial
+        with monkeypatch.context() as ours:
+            ours.setattr(place, name, broken)
+            with pytest.raises(UsageError, match=f"^{folders('llama')}: .*{said}") as told:
+                load(folders("llama"))
+            assert "\n" not in str(told.value) and "complete folder" not in str(told.value)
+
+
+def test_what_is_said_of_the_precision_is_passed_on(
+    folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(*given: Any) -> str:
+        given[-1]("no bfloat16 arithmetic")
+        return "float32"
+
+    monkeypatch.setattr(transformers_target, "chosen_dtype", lacking)
+    said: list[str] = []
+    load(folders("llama"), say=said.append)
+    assert said == ["no bfloat16 arithmetic"]
 
 
 def test_rows_that_depend_on_the_ids_beside_them_are_told(

@@ -25,7 +25,7 @@ OLDEST = (4, 56)
 _GET_IT = "pip install 'pipesd[transformers]'"
 # What transformers raises for a folder that it cannot make a model of; it has no class for it.
 _FAILURES = (
-    OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, ImportError, RuntimeError, ArithmeticError,
+    OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError, ArithmeticError,
 )  # fmt: skip
 # Layers of a cache that hold nothing but keys and values, so that cutting them back leaves no trace.
 _PLAIN_LAYERS = frozenset({"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"})
@@ -209,6 +209,15 @@ def _named(path: Path) -> Iterator[None]:
     wrong_value = getattr(errors, "StrictDataclassError", SafetensorError)  # later releases look at a config's values
     try:
         yield
+    except ImportError as error:
+        raise UsageError(
+            f"{path}: transformers needs a package for it ({_first_line(error)}); install that package"
+        ) from error
+    except torch.OutOfMemoryError as error:
+        raise UsageError(
+            f"{path}: does not fit into the memory of the device ({_first_line(error)}); end what else uses it, ask for "
+            "a smaller --context or fewer --workers"
+        ) from error
     except (*_FAILURES, SafetensorError, wrong_value) as error:
         version = import_transformers().__version__
         raise UsageError(

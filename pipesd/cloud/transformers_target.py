@@ -159,7 +159,7 @@ def load_transformers_target(
         )
     config = read_config(folder.path)
     place = chosen_device(device)
-    precision = chosen_dtype(dtype, folder.file_dtype, place)
+    precision = chosen_dtype(dtype, folder.file_dtype, place, say)
     threads = checked_number("threads", 1 if threads is None else threads, 1, None)
     slots = checked_number("slots", slots, 1, None)
     positions = positions_of(config)
