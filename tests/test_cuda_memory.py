@@ -182,6 +182,22 @@ def test_the_cache_gets_the_room_of_its_share(
         assert e.value.args[0] == loading._room(shape, CUDA, torch.float32, copies)
 
 
+def test_16_bits_are_advised_where_they_would_fit(memory: SimpleNamespace, model: Path) -> None:
+    """In the name that the device has for them, and for as many workers as there are."""
+    shape = open_checkpoint(model).shape
+    whole, half = (need_of(shape, size, 1, packed=False).in_place for size in (4, 2))
+    memory.free = whole - 1
+    for capability, name in (((9, 0), "bfloat16"), ((7, 5), "float16")):
+        memory.capability = capability
+        with pytest.raises(UsageError, match=f"use --dtype {name}, a smaller model or another machine$"):
+            load(model)
+    memory.free = 24 * GB
+    for there, ways in ((3 * half, "use --dtype float16, fewer --workers "), (3 * half - 1, "use fewer --workers ")):
+        memory.there = there
+        with pytest.raises(UsageError, match=f"3 workers need .* {ways}"):
+            load(model, copies=3)
+
+
 def test_a_device_that_fills_up_while_loading_is_one_line(
     memory: SimpleNamespace, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +208,10 @@ def test_a_device_that_fills_up_while_loading_is_one_line(
     monkeypatch.setattr(loading, "_load", full)
     with pytest.raises(UsageError, match=r"m\.gguf: cuda has 3 MB left, too little to go on loading; ") as e:
         load(model)
-    assert "\n" not in str(e.value)
+    assert "\n" not in str(e.value) and str(e.value).endswith("or ask for a smaller --context")
+    memory.free = 24 * GB
+    with pytest.raises(UsageError, match=r"or ask for a smaller --context or fewer --workers$"):
+        load(model, copies=2)
 
 
 def test_why_no_kernels_run_is_said_once_before_weights_are_read(memory: SimpleNamespace, model: Path) -> None:

@@ -156,6 +156,10 @@ def test_only_what_would_help_is_advised(in_16_bits: int | None, copies: int, wa
     assert remedy(in_16_bits, [Free(10, "this machine")], copies) == f"use {ways} or another machine"
 
 
+def test_the_16_bits_that_a_device_has_are_advised() -> None:
+    assert remedy(9, [Free(10, "cuda:0")], 1, "float16").startswith("use --dtype float16, ")
+
+
 # --- what the operator is told ---
 
 

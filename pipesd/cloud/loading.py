@@ -21,7 +21,7 @@ from pipesd.cloud.memory import check_all_fit, check_fits, need_of, remedy, room
 from pipesd.cloud.model import Decoder, Linear, PackedLinear, PlainLinear, TiledLinear, packing_works
 from pipesd.cloud.paged_cache import PagedCache, session_bytes
 from pipesd.cloud.pass_batches import torch_threads
-from pipesd.cloud.placing import DTYPES, checked_number, chosen_device, chosen_dtype, why_no_kernels
+from pipesd.cloud.placing import DTYPES, checked_number, chosen_device, chosen_dtype, in_16_bits, why_no_kernels
 from pipesd.cloud.progress import bytes_text
 from pipesd.cloud.steps import steps_for
 from pipesd.cloud.target import TorchTarget, growing_bytes, new_cache, working_bytes
@@ -75,7 +75,7 @@ def load_target(
     _check_memory(checkpoint, place, DTYPES[precision], slots, copies)
     files = "1 file" if checkpoint.files == 1 else f"{checkpoint.files} files"
     _log.info("loading %s: %s from %s", checkpoint.path, bytes_text(checkpoint.size_bytes), files)
-    with torch.inference_mode(), torch_threads(threads), _named_shortage(checkpoint, place):
+    with torch.inference_mode(), torch_threads(threads), _named_shortage(checkpoint, place, copies):
         decoder = _load(checkpoint, place, DTYPES[precision], exact, progress, say)
         cache = new_cache(
             checkpoint.shape.cache(context),
@@ -96,7 +96,7 @@ def load_target(
         dtype=precision,
     )
     target = TorchTarget(decoder, cache, info, checkpoint.vocabulary, threads=threads, exact=exact)
-    with _named_shortage(checkpoint, place):
+    with _named_shortage(checkpoint, place, copies):
         agree = not exact or rows_agree(decoder, threads)
     if not agree:
         target.invariant = False
@@ -104,21 +104,22 @@ def load_target(
             f"WARNING: on {'this CPU' if place.type == 'cpu' else place} the bits of a row depend on the pass that it "
             f"shares (torch {torch.__version__}); the output may leave the target's own at near ties"
         )
-    with _named_shortage(checkpoint, place):
+    with _named_shortage(checkpoint, place, copies):
         target.prepare(lambda done, wanted: _log.info("recorded pass %d of %d", done, wanted))
     return target
 
 
 @contextmanager
-def _named_shortage(checkpoint: Checkpoint, device: torch.device) -> Iterator[None]:
+def _named_shortage(checkpoint: Checkpoint, device: torch.device, copies: int) -> Iterator[None]:
     """UsageError where the body finds the device full: by other programs, since what is needed was counted before."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         free = bytes_text(torch.cuda.mem_get_info(device)[0])
+        fewer = " or fewer --workers" if copies > 1 else ""
         raise UsageError(
-            f"{checkpoint.path}: {device} has {free} left, too little to go on loading; end what else uses it, ask for "
-            "a smaller --context or fewer --workers"
+            f"{checkpoint.path}: {device} has {free} left, too little to go on loading; end what else uses it, or ask "
+            f"for a smaller --context{fewer}"
         ) from error
 
 
@@ -130,16 +131,17 @@ def most_context(shape: ModelShape) -> int:
 def _check_memory(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, slots: int, copies: int) -> None:
     need = need_of(checkpoint.shape, dtype.itemsize, slots, packed=device.type == "cpu")
     half = need_of(checkpoint.shape, 2, slots, packed=device.type == "cpu") if dtype == torch.float32 else None
-    name, on_host = str(checkpoint.path), free_on_host()
+    name, on_host, half_name = str(checkpoint.path), free_on_host(), in_16_bits(device)
     if device.type == "cpu":
-        advice = remedy(half.loading if half else None, on_host, copies)
-        check_fits(name, need.loading, need.cache, on_host, advice)
-        check_all_fit(name, need.in_place, need.cache, copies, all_on_host(), advice)
+        free, there = on_host, all_on_host()
+        alone, alone_in_half = need.loading, half.loading if half else None
     else:
-        free, there = (Free(count, str(device)) for count in torch.cuda.mem_get_info(device))
-        advice = remedy(half.in_place if half else None, [free], copies)
-        check_fits(name, need.in_place, need.cache, [free], advice)
-        check_all_fit(name, need.in_place, need.cache, copies, [there], advice)
+        free, there = ([Free(count, str(device))] for count in torch.cuda.mem_get_info(device))
+        alone, alone_in_half = need.in_place, half.in_place if half else None
+    check_fits(name, alone, need.cache, free, remedy(alone_in_half, free, copies, half_name))
+    advice = remedy(copies * half.in_place if half else None, there, copies, half_name)
+    check_all_fit(name, need.in_place, need.cache, copies, there, advice)
+    if device.type != "cpu":
         _check_session(checkpoint, device, dtype, copies)
         check_fits(name, need.staging, 0, on_host, "use another machine")
 

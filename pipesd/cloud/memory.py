@@ -68,12 +68,13 @@ def room_for_cache(free: int, there: int, in_place: int, working: int, copies: i
     return min(free, share) - working
 
 
-def remedy(in_16_bits: int | None, free: Iterable[Free], copies: int) -> str:
-    """What to do about a model that does not fit. `in_16_bits`: what it would need so, None if that is what it does."""
-    least = min(free, key=lambda each: each.bytes, default=None)
+def remedy(in_16_bits: int | None, bound: Iterable[Free], copies: int, dtype: str = "bfloat16") -> str:
+    """What to do about a model that does not fit into the least of `bound`. `in_16_bits`: what would be needed there
+    with `dtype`, None if that is no way out."""
+    least = min(bound, key=lambda each: each.bytes, default=None)
     ways = []
     if in_16_bits is not None and least is not None and in_16_bits <= least.bytes:
-        ways.append("--dtype bfloat16")
+        ways.append(f"--dtype {dtype}")
     if copies > 1:
         ways.append("fewer --workers (each loads its own copy)")
     return f"use {', '.join([*ways, 'a smaller model'])} or another machine"

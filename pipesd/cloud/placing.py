@@ -40,7 +40,7 @@ def chosen_device(text: str) -> torch.device:
 def chosen_dtype(text: str, file_dtype: str, device: torch.device, say: Callable[[str], None] = _log.warning) -> str:
     """The name in DTYPES that `text` stands for: auto is float32 on the CPU, `file_dtype` on CUDA, and float16 for
     bfloat16 where the device has none, which `say` is told. UsageError for what there is not."""
-    lacks = device.type == "cuda" and torch.cuda.get_device_capability(device) < BFLOAT16_FROM
+    lacks = in_16_bits(device) != "bfloat16"
     if text == "auto" and lacks and file_dtype == "bfloat16":
         say(f"{device} has no bfloat16 arithmetic: the model runs in float16; --dtype float32 is more exact")
         return "float16"
@@ -53,6 +53,12 @@ def chosen_dtype(text: str, file_dtype: str, device: torch.device, say: Callable
     if text == "bfloat16" and lacks:
         raise UsageError(f"dtype bfloat16: {device} has no arithmetic for it; use float16 or float32")
     return text
+
+
+def in_16_bits(device: torch.device) -> str:
+    """The name in DTYPES of the precision of 16 bits that the device computes in: bfloat16 where there is any."""
+    lacks = device.type == "cuda" and torch.cuda.get_device_capability(device) < BFLOAT16_FROM
+    return "float16" if lacks else "bfloat16"
 
 
 def why_no_kernels(
