@@ -13,8 +13,16 @@ _RECURRENT = frozenset(
     lfm3 mamba mamba2 minimax nemotronh nemotronhmoe olmohybrid plamo2 qwen35 qwen35moe qwen35moetext qwen35text
     qwen3next recurrentgemma rwkv rwkv5 rwkv6 rwkv6qwen2 rwkv7 xlstm zamba zamba2 zaya""".split()
 )
+_MIXED = ("granitemoehybrid",)  # families with models that have layers of attention alone
+_ATTENTION = ("attention", "full_attention", "sliding_attention")  # names of such layers
 _PARTS = ("vision_config", "audio_config", "text_config")  # a model that wraps another
-_WRITES_TEXT = ("gemma3", "gemma3n", "gemma4", "llama4")  # that transformers also runs as a decoder of text alone
+_WRITES_TEXT = (
+    "gemma3",
+    "gemma3n",
+    "gemma4",
+    "gemma4_unified",
+    "llama4",
+)  # that transformers also runs as a decoder of text alone
 MAY = "--backend transformers may serve it"
 
 
@@ -29,11 +37,22 @@ def is_recurrent(family: str) -> bool:
     return family.lower().replace("-", "").replace("_", "").replace(".", "") in _RECURRENT
 
 
+def attends_alone(config: Mapping[str, Any]) -> bool:
+    """Whether the model of a config.json has layers of attention alone, though its family has others too."""
+    layers = config.get("layer_types")
+    return (
+        config.get("model_type") in _MIXED
+        and isinstance(layers, list)
+        and len(layers) > 0
+        and all(layer in _ATTENTION for layer in layers)
+    )
+
+
 def never_served(config: Mapping[str, Any]) -> tuple[str, str] | None:
     """Why no backend serves the model of a config.json, and what to do; None where one may."""
     kind = config.get("model_type")
     family = kind if isinstance(kind, str) else ""
-    if is_recurrent(family):
+    if is_recurrent(family) and not attends_alone(config):
         return (
             f"is {named(family)} model, which keeps a state that cannot take a refused draft back, and is not served",
             "use a model that caches keys and values alone",

@@ -20,6 +20,7 @@ pytest.importorskip("transformers")
 
 import torch
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pipesd.cloud import transformers_model, transformers_target
 from pipesd.cloud.loading import load_target
@@ -27,7 +28,7 @@ from pipesd.cloud.transformers_model import import_transformers  # the package m
 from pipesd.cloud.transformers_target import TILE, TransformersTarget, load_transformers_target
 from pipesd.contexts import stated_context
 from pipesd.errors import UsageError
-from pipesd.hf_families import is_recurrent
+from pipesd.hf_families import is_recurrent, never_served
 from pipesd.policy.accept import Draw
 from pipesd.policy.sampler import Sampler
 from pipesd.policy.sampling import Sampling
@@ -282,15 +283,48 @@ def test_what_keeps_a_state_is_known_without_transformers() -> None:
 
 
 @pytest.mark.parametrize("family", quick(RECURRENT, "mamba", "lfm2"))
-def test_a_state_that_cannot_be_rolled_back_is_refused_by_name(tmp_path: Path, family: str) -> None:
+def test_a_state_that_cannot_be_rolled_back_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
     path = write_folder(tmp_path / "m", family, **SMALL | RECURRENT[family])
     with pytest.raises(UsageError) as caught:
         load(path, context=64)
+    assert str(caught.value).startswith(f"{path}: is a {family} model, which keeps a state that")
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(transformers_model, "never_served", lambda config: None)
+    with pytest.raises(UsageError) as caught:  # and known by what it does
+        load(path, context=64)
     known = f"{path}: {family} keeps a state that cannot be rolled back"
-    if family in ("mamba", "rwkv"):  # others are known by what they do, in older releases
+    if family in ("mamba", "rwkv"):  # others by their logits, in older releases
         assert str(caught.value).startswith(known)
     assert str(caught.value).startswith((known, f"{path}: {family} gives other logits", f"{path}: transformers "))
     assert "\n" not in str(caught.value)
+
+
+def test_layers_of_attention_alone_are_served_though_the_family_has_others(tmp_path: Path) -> None:
+    sizes = SMALL | {"mamba_n_heads": 4, "mamba_d_head": 32, "shared_intermediate_size": 128, "num_local_experts": 0}
+    mixed = write_folder(tmp_path / "mixed", "granitemoehybrid", **sizes, layer_types=["mamba", "attention"])
+    with pytest.raises(UsageError, match=f"^{mixed}: is a granitemoehybrid model, which keeps a state"):
+        load(mixed)
+    alone_path = write_folder(tmp_path / "alone", "granitemoehybrid", **sizes, layer_types=["attention"] * 2)
+    assert load(alone_path).info.context == POSITIONS
+
+
+@pytest.mark.parametrize("empty", [{}, None])
+def test_an_empty_table_of_quantisation_is_none(tmp_path: Path, empty: dict[str, Any] | None) -> None:
+    path = write_folder(tmp_path / "m", **SMALL)
+    change_config(path, quantization_config=empty)
+    assert load(path).info.context == load_target(path, "cpu").info.context
+
+
+def test_each_wrapper_that_transformers_runs_as_text_is_known() -> None:
+    wrappers = [
+        family
+        for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        if family.startswith(("gemma", "llama")) and not family.endswith("_assistant")
+        if "text_config" in transformers.CONFIG_MAPPING[family].sub_configs
+    ]
+    assert [family for family in wrappers if never_served({"model_type": family, "text_config": {"a": 1}})] == []
 
 
 def test_a_cache_that_does_not_forget_is_refused(folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,7 +465,9 @@ def change_config(path: Path, **values: Any) -> None:
             {"model_type": "own", "auto_map": {"AutoModelForCausalLM": "own.Own", "AutoConfig": "own.Own"}},
             "does not know an own model; a newer one may, and code in a folder is never run",
         ),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "its weights are quantised"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "is quantised by gptq, which no backend reads"),
+        ({"text_config": {"vocab_size": 8}}, "is a llama model with a part for images or sound, or a wrapper"),
+        ({"is_encoder_decoder": True}, "is a llama model with an encoder"),
         ({"hidden_size": 128}, "cannot run it"),
         ({"num_hidden_layers": 3}, "has no tensor model.layers.2."),
     ],

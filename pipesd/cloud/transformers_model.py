@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pipesd.contexts import stated_context
 from pipesd.errors import UsageError
-from pipesd.hf_families import named
+from pipesd.hf_families import attends_alone, named, never_served
 from pipesd.json_file import read_object
 
 OLDEST = (4, 56)
@@ -126,6 +126,8 @@ def read_config(path: Path) -> Any:
     """The configuration of the folder at `path`. UsageError for what is no causal decoder, or cannot be cut back."""
     transformers = import_transformers()
     values = read_object(path / "config.json")
+    if never := never_served(values):
+        raise UsageError(f"{path}: {'; '.join(never)}")
     kind = values.get("model_type")
     if isinstance(kind, str) and kind and kind not in transformers.CONFIG_MAPPING:
         own = ", and code in a folder is never run" if values.get("auto_map") else ""
@@ -137,15 +139,16 @@ def read_config(path: Path) -> Any:
     kind = config.model_type
     if (path / "adapter_config.json").exists():  # transformers would load another folder, the one that it names
         raise UsageError(f"{path}: has an adapter (adapter_config.json); merge it into the model, and save that")
-    if getattr(config, "quantization_config", None) is not None:
-        raise UsageError(f"{path}: its weights are quantised, float weights were wanted; use the model's own folder")
+    if hasattr(config, "quantization_config"):  # an empty one, which transformers would not know how to read
+        del config.quantization_config
     if config.is_encoder_decoder or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UsageError(f"{path}: {kind} is no causal decoder; use a model that continues text")
     model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with _named(path):
         layers = transformers.DynamicCache(config=config).layers
     strange = {type(layer).__name__ for layer in layers} - _PLAIN_LAYERS
-    if strange or getattr(model_class, "_is_stateful", False):
+    stateful = getattr(model_class, "_is_stateful", False) and not attends_alone(values)
+    if strange or stateful:
         raise UsageError(
             f"{path}: {kind} keeps a state that cannot be rolled back when a draft is refused; "
             "use a model that caches keys and values alone"
@@ -215,8 +218,8 @@ def _named(path: Path) -> Iterator[None]:
         ) from error
     except torch.OutOfMemoryError as error:
         raise UsageError(
-            f"{path}: does not fit into the memory of the device ({_first_line(error)}); end what else uses it, ask for "
-            "a smaller --context or fewer --workers"
+            f"{path}: does not fit into the memory of the device ({_first_line(error)}); end what else uses it, ask "
+            "for a smaller --context or fewer --workers"
         ) from error
     except (*_FAILURES, SafetensorError, wrong_value) as error:
         version = import_transformers().__version__
