@@ -12,7 +12,7 @@ from pipesd.errors import UsageError
 _SHOWN = 80  # characters of a text from a file that a message repeats
 
 
-def locate(path: str | Path) -> tuple[Path, Literal["file", "folder", "other", "nothing"]]:
+def locate(path: str | os.PathLike[str]) -> tuple[Path, Literal["file", "folder", "other", "nothing"]]:
     """The absolute path, `~` expanded and links followed, and what is there; "other": a pipe, a device … UsageError,
     one line, for a path that cannot be, and for a folder that cannot be listed.
 
