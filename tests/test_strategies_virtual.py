@@ -174,7 +174,8 @@ def check_tested(scene: Scene, sampling: Sampling, seed: int, prompt: list[int],
 
 
 def prefixes_drawn_behind(prompt: list[int], log: list[Any]) -> set[tuple[int, ...]]:
-    """Every text behind which the edge drew a draft token."""
+    """Every text behind which the edge drew a draft token, in a draft that no refusal ended before it was reached: what
+    lay behind a refused token goes untested, whatever it was, even where the same token is drawn anew."""
     text, draft, found, cut = list(prompt), list[int](), set(), None
     for event in log:
         match event["event"]:
@@ -184,6 +185,8 @@ def prefixes_drawn_behind(prompt: list[int], log: list[Any]) -> set[tuple[int, .
                 assert event["pos"] == len(text) + len(draft)
                 found.add((*text, *draft))
                 draft.append(event["id"])
+            case "redrawn":
+                found = {prefix for prefix in found if len(prefix) <= event["pos"]}
             case "rollback":
                 cut = event["pos"] if cut is None else min(cut, event["pos"])
             case "committed":
