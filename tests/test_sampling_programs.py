@@ -42,7 +42,7 @@ def test_a_seed_says_the_same_in_every_process_and_none_is_a_fresh_one(common: l
 
 
 def test_log_probabilities_in_the_object(common: list[str]) -> None:
-    result = one_object(edge(*common, "--quiet", "--logprobs", 3, "--temperature", 0.5, "--stop", "e"))
+    result = one_object(edge(*common, "--quiet", "--logprobs", 3, "--temperature", 0.5, "--seed", 1, "--stop", "n"))
     assert result["finish_reason"] == "stop"
     assert len(result["logprobs"]) == len(result["token_ids"]) > 0
     for token, said in zip(result["token_ids"], result["logprobs"], strict=True):
