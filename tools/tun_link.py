@@ -230,6 +230,11 @@ def _carry(edge: int, cloud: int, up: Direction, down: Direction) -> None:
             return
 
 
+def _ignore_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _be_punctual() -> None:
     """Timers to the µs, ahead of other programs where that is allowed; and no link outlives who wanted it."""
     libc = ctypes.CDLL(None)
@@ -314,8 +319,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # nothing keeps it from tidying up
+        with contextlib.suppress(KeyboardInterrupt):  # one may come just as the end of stdin ended it
+            _ignore_signals()
+        _ignore_signals()  # nothing keeps it from tidying up
         for name in names:
             subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL, check=False)
         for way, direction in (("up", up), ("down", down)):
