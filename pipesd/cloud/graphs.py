@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pipesd.cloud.model import Decoder
 from pipesd.cloud.paged_cache import PagedCache
-from pipesd.cloud.pass_batches import arg_max
+from pipesd.cloud.pass_batches import arg_max, ids_and_wanted
 from pipesd.policy.batch_choices import Batch
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # rows
@@ -54,12 +54,8 @@ class RecordedPasses:
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Appends each entry's ids; float32 logits (rows, width) of all wanted rows in order and their arg-max ids, -1
         where they are not finite. None if none is wanted."""
-        ids = [i for _, entry, _ in batch for i in entry]
-        wanted: list[int] = []
-        end = 0
-        for _, entry, rows in batch:
-            end += len(entry)
-            wanted += range(end - rows, end)
+        ids, wanted = ids_and_wanted(batch)
+        end = len(ids)
         size = next((size for size in self._sizes if size >= end), end)
         numbers = np.zeros(2 * size, np.int64)
         numbers[:end] = ids

@@ -104,6 +104,16 @@ def _fetched(parts: Sequence[Tensor]) -> list[np.ndarray]:
     return np.split(joined, np.cumsum([len(part) for part in parts])[:-1])
 
 
+def ids_and_wanted(batch: Batch) -> tuple[list[int], list[int]]:
+    """All ids of a pass in order, and the rows among them, by number, whose logits are wanted."""
+    ids: list[int] = []
+    wanted: list[int] = []
+    for _, entry, rows in batch:
+        ids += entry
+        wanted += range(len(ids) - rows, len(ids))
+    return ids, wanted
+
+
 def arg_max(logits: Tensor) -> Tensor:
     """The id of the highest logit of each row, the lowest on a tie, -1 where the highest is not finite."""
     if not logits.shape[0]:

@@ -25,7 +25,7 @@ from pipesd.cloud.kv_cache import KVCache
 from pipesd.cloud.model import Decoder
 from pipesd.cloud.paged_attention import splits
 from pipesd.cloud.paged_cache import PagedCache, session_bytes, sessions_that_fit
-from pipesd.cloud.pass_batches import BatchTarget, arg_max
+from pipesd.cloud.pass_batches import BatchTarget, arg_max, ids_and_wanted
 from pipesd.cloud.placing import why_no_kernels
 from pipesd.core import ModelInfo, Vocabulary
 from pipesd.model_shape import CacheShape, ModelShape
@@ -101,12 +101,7 @@ class TorchTarget(BatchTarget):
     def _pass(self, batch: Batch) -> Tensor | None:
         """One pass through the layers: logits of all wanted rows of the batch, in order; None if none is wanted."""
         assert isinstance(self._cache, KVCache)
-        ids = [i for _, entry, _ in batch for i in entry]
-        wanted: list[int] = []
-        end = 0
-        for _, entry, rows in batch:
-            end += len(entry)
-            wanted += range(end - rows, end)
+        ids, wanted = ids_and_wanted(batch)
         attention = self._cache.extend([(slot, len(entry)) for slot, entry, _ in batch], self._least_rows)
         ids += ids[:1] * (self._least_rows - len(ids))
         copies = wanted[:1] * (self._least_rows - len(wanted))
