@@ -8,7 +8,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +28,16 @@ from pipesd.edge.drafter import Drafter
 from pipesd.errors import Unreachable, UsageError, VocabularyMismatch
 from pipesd.protocol.messages import Draft, Verdict, WireError
 from pipesd.protocol.wire import decode, encode
-from tests.tiny import write_tiny
+from tests.pairs import Make, maker
 from tests.tiny_mamba import write_tiny_mamba
 
 PROMPT = "Café déjà vu — 123 😊"
-Make = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Writes a tiny model once."""
-    folder = tmp_path_factory.mktemp("tiny")
-    made: dict[str, Path] = {}
-
-    def write(**changes: Any) -> Path:
-        key = repr(sorted(changes.items()))
-        if key not in made:
-            made[key] = write_tiny(folder / f"{len(made)}.gguf", **changes)
-        return made[key]
-
-    return write
+    return maker(tmp_path_factory.mktemp("tiny"))
 
 
 def cloud(model: Path, **config: Any) -> CloudServer:
