@@ -39,9 +39,9 @@ def cases(count: int, seed: int) -> list[Case]:
     made = [Case(alpha_s, beta_s, gamma_s, alpha_s, length) for alpha_s, beta_s, gamma_s, length in grid]
     chance = np.random.default_rng(seed)
     while len(made) < count:
-        drawn = [math.exp(chance.uniform(*np.log(bounds))) for bounds in (ALPHA_S, BETA_S, GAMMA_S)]
+        alpha_s, beta_s, gamma_s = (math.exp(chance.uniform(*np.log(bounds))) for bounds in (ALPHA_S, BETA_S, GAMMA_S))
         share = 1.0 if len(made) % 2 else float(chance.uniform(0.01, 1.0))
-        made.append(Case(*drawn, share * drawn[0], int(chance.integers(1, LONGEST + 1))))
+        made.append(Case(alpha_s, beta_s, gamma_s, share * alpha_s, int(chance.integers(1, LONGEST + 1))))
     return made[:count]
 
 
