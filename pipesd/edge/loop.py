@@ -1,4 +1,4 @@
-"""The loop of the edge: it drafts a token, sends without blocking, listens. `Loop.generate` is the whole of it.
+"""The loop of the edge: it drafts a token, sends without blocking, listens. `Loop.turns` is the whole of it.
 
 The state machine decides what a message means and what is to be said, the strategy when to send and when to ask for
 verification. One thread does it all: ZeroMQ sends in the background by itself.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -61,6 +62,17 @@ class Loop:
     def generate(self, run: Run, ids: Sequence[int], end_ids: frozenset[int], welcome: Welcome) -> Iterator[Piece]:
         """Generate behind `ids` until the target or the run ends it; yields pieces as they are committed. `end_ids`
         are those of the draft model's file, `welcome` what the cloud said of the target."""
+        with closing(self.turns(run, ids, end_ids, welcome)) as turns:
+            for _ in turns:
+                yield from run.ready()
+            yield from run.ready()
+
+    def turns(
+        self, run: Run, ids: Sequence[int], end_ids: frozenset[int], welcome: Welcome
+    ) -> Generator[float, None, None]:
+        """The same generation turn by turn, its pieces left in `run`. Before each turn it yields for how long (s) this
+        will wait for a message, 0 while there is something to draft. Blocks only in the link's `receive`, which waits
+        no longer: who has other things to do resumes it when a message is there or that time is over."""
         machine, connection, patience = self.machine, self._line, self._patience
         sent_before, heard_before = connection.bytes_up, connection.bytes_down
         try:
@@ -69,19 +81,19 @@ class Loop:
             patience.moved(self._clock.now())
             self._perform(run, self._begin(run, ids, end_ids, welcome))
             while machine.running:
+                wait_s = self._wait_s()
+                yield wait_s
+                connection.adopt()  # one thread after the other may advance the iterator
                 if run.cancelled.is_set():
                     self._perform(run, machine.cancel())
                     break
-                self._listen(run, self._wait_s())
+                self._listen(run, self._wait_s() if wait_s else 0.0)  # some of it may be over
                 self._ask_again(run)
                 self._choose_way(run)
                 if machine.may_draft:
                     self._draft(run)
                 self._send(run)
                 self._perform(run, machine.settle())
-                yield from run.ready()
-                connection.adopt()  # one thread after the other may advance the iterator
-            yield from run.ready()
         finally:
             if self._pid == os.getpid():  # a forked child only drops its copy
                 connection.adopt()
@@ -107,7 +119,7 @@ class Loop:
             "start", session=f"{machine.session:016x}", opening=machine.opening, prompt_tokens=len(ids),
             limit=request.limit, stop_ids=sorted(request.stop_ids), link_model=self._config.link_model,
             draft_ahead=self._config.draft_ahead, seed=run.seed, sampling=_recorded(run.sampling),
-            **{**asdict(strategy), "strategy": strategy.name},
+            **strategy.recorded(),
         )  # fmt: skip
         if self.steering is not None:
             assert self.drafter is not None
