@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,11 +53,11 @@ def accept(server: socket.socket) -> socket.socket:
 
 
 @contextmanager
-def linked(**settings: float) -> Iterator[tuple[LinkProxy, socket.socket, socket.socket]]:
+def linked(**settings: Any) -> Iterator[tuple[LinkProxy, socket.socket, socket.socket]]:
     """A link, and the two ends of a connection over it."""
     with (
         listening() as server,
-        LinkProxy(address_of(server), **settings) as link,  # type: ignore[arg-type]
+        LinkProxy(address_of(server), **settings) as link,
         connect(link) as client,
         accept(server) as far,
     ):

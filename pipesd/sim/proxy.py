@@ -1,8 +1,9 @@
 """An emulated link: a TCP proxy on one machine with delay, bandwidth and faults on command.
 
 Each direction is a line that serialises at so many bytes a second, shared by all connections, and then a delay; a
-bounded queue before the line, behind which TCP's own back-pressure stops the sender. What it cannot do: lose single
-packets (TCP ends here), and delay the opening of a connection, which the kernel accepts at once.
+bounded queue before the line, behind which TCP's own back-pressure stops the sender. Rates may follow a schedule, and
+the link may be cut at set times. What it cannot do: lose single packets (TCP ends here), and delay the opening of a
+connection, which the kernel accepts at once.
 
 One thread runs a loop around `select`, whose timers are exact to some 0.1 ms where those of epoll are in ms.
 
@@ -15,18 +16,16 @@ By hand: `python -m pipesd.sim.proxy --to tcp://127.0.0.1:7421 --delay-ms 10 --u
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import random
 import select
-import signal
 import socket
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,6 +33,7 @@ from typing import Any, TypeVar
 from pipesd.address import candidates, join_address, parse_address
 from pipesd.errors import PipeSDError
 from pipesd.sim.lanes import Connection, Line, bound_socket, checked_delay, checked_rate, prepare, reset_at_close
+from pipesd.sim.schedule import Schedule
 
 T = TypeVar("T")
 
@@ -57,6 +57,9 @@ class LinkProxy:
     `delay_s` is one-way, in each direction, and a chunk takes up to `up_jitter_s` or `down_jitter_s` longer, by chance
     from `seed`; rates are in bytes of TCP payload a second; `queue_bytes` bounds what a connection may have waiting for
     a line. Each token of a DRAFT occupies the line up as if `up_bytes_per_draft_token` came with it (see `fat`).
+    Instead of the rates a `schedule` may be given: what is being serialised as it changes is finished at the new rate.
+    `cuts` are pairs (begin, length), s: what meets one on its way comes `delay_s` after its end, as TCP sends it again.
+    Schedule and cuts count from when the link was made.
     Addresses are "tcp://host:port". Commands may come from any thread and have taken effect when they return. Raises
     UsageError for an address or a figure that cannot be used, Unreachable for a target name without an address.
     """
@@ -73,11 +76,15 @@ class LinkProxy:
         up_jitter_s: float = 0.0,
         down_jitter_s: float = 0.0,
         up_bytes_per_draft_token: int = 0,
+        schedule: Schedule | None = None,
+        cuts: Iterable[tuple[float, float]] = (),
         seed: int = 0,
     ) -> None:
-        chance = random.Random(seed)
-        self._up = Line(delay_s, up_bytes_per_s, queue_bytes, up_jitter_s, up_bytes_per_draft_token, chance)
-        self._down = Line(delay_s, down_bytes_per_s, queue_bytes, down_jitter_s, chance=chance)
+        common: dict[str, Any] = {
+            "chance": random.Random(seed), "schedule": schedule, "cuts": tuple(cuts), "begun_s": time.monotonic()
+        }  # fmt: skip
+        self._up = Line(delay_s, up_bytes_per_s, queue_bytes, up_jitter_s, up_bytes_per_draft_token, **common)
+        self._down = Line(delay_s, down_bytes_per_s, queue_bytes, down_jitter_s, way="down", **common)
         self._targets = candidates(parse_address(target))
         self._connections: list[Connection] = []
         self._accepted = self._failed = 0
@@ -120,14 +127,16 @@ class LinkProxy:
         up_bytes_per_s: float | None = None,
         down_bytes_per_s: float | None = None,
     ) -> None:
-        """Change delay or rates for what enters the link from now on; None leaves a figure as it is."""
+        """Change delay or rates for what enters the link from now on; None leaves a figure as it is. A rate given ends
+        the schedule of its direction."""
         delay_s = None if delay_s is None else checked_delay(delay_s)
         rates = [None if rate is None else checked_rate(rate) for rate in (up_bytes_per_s, down_bytes_per_s)]
 
         def change() -> None:
             for line, rate in zip((self._up, self._down), rates, strict=True):
                 line.delay_s = line.delay_s if delay_s is None else delay_s
-                line.bytes_per_s = line.bytes_per_s if rate is None else rate
+                if rate is not None:
+                    line.bytes_per_s, line.schedule = rate, None
 
         self._command(change)
 
@@ -198,6 +207,8 @@ class LinkProxy:
 
     def _turn(self) -> None:
         """Deliver what is due, wait for the next thing to happen, and take what has come."""
+        for line in (self._up, self._down):
+            line.follow(time.monotonic())
         due_s = self._deliver()
         readers: list[socket.socket] = [self._wake_out] if self._listener is None else [self._wake_out, self._listener]
         writers = []
@@ -300,49 +311,7 @@ class LinkProxy:
         self._connections.remove(connection)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a link until a signal ends it; the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipesd.sim.proxy", description="Emulates a slow link on this machine: connect to it instead."
-    )
-    parser.add_argument("--to", required=True, metavar="ADDRESS", help="where the link leads, tcp://HOST:PORT")
-    parser.add_argument("--listen", default="tcp://127.0.0.1:0", metavar="ADDRESS", help="default: a free local port")
-    parser.add_argument("--delay-ms", type=float, default=0.0, help="one way, in each direction; default 0")
-    for way, end in (("up", "to"), ("down", "from")):
-        parser.add_argument(
-            f"--{way}-mbps", type=float, default=math.inf, help=f"Mbit/s {end} ADDRESS; default no limit"
-        )
-    parser.add_argument("--jitter-ms", type=float, default=0.0, help="late by chance up to this, each way; default 0")
-    parser.add_argument(
-        "--up-bytes-per-draft-token", type=int, default=0, metavar="N",
-        help="each draft token takes the line as if N bytes came with it; default 0",
-    )  # fmt: skip
-    options = parser.parse_args(arguments)
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    try:
-        with LinkProxy(
-            options.to,
-            listen=options.listen,
-            delay_s=options.delay_ms / 1e3,
-            up_bytes_per_s=options.up_mbps * 1e6 / 8,
-            down_bytes_per_s=options.down_mbps * 1e6 / 8,
-            up_jitter_s=options.jitter_ms / 1e3,
-            down_jitter_s=options.jitter_ms / 1e3,
-            up_bytes_per_draft_token=options.up_bytes_per_draft_token,
-        ) as link:
-            print(link.address, flush=True)
-            try:
-                ended.wait()
-                return 0
-            except KeyboardInterrupt:
-                return 130
-            finally:
-                print(link.counts(), file=sys.stderr)
-    except PipeSDError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-
-
 if __name__ == "__main__":
+    from pipesd.sim.proxy_program import main
+
     sys.exit(main())

@@ -1,0 +1,37 @@
+"""Times in which an emulated link carries nothing: pairs (when one begins, how long it lasts), s from its own begin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from pipesd.errors import UsageError
+
+Cuts = tuple[tuple[float, float], ...]
+
+
+def checked_cuts(cuts: Iterable[tuple[float, float]]) -> Cuts:
+    """The cuts in order of time. UsageError unless each begins at 0 or later and lasts longer than 0, both finite."""
+    made = []
+    for at_s, lasts_s in cuts:
+        if not (0 <= at_s < math.inf and 0 < lasts_s < math.inf):
+            raise UsageError(f"link: a cut at {at_s} s for {lasts_s} s; give a time from 0 and a length above 0")
+        made.append((float(at_s), float(lasts_s)))
+    return tuple(sorted(made))
+
+
+def parse_cut(text: str) -> tuple[float, float]:
+    """AT:LASTS, in s, as a command line gives it. UsageError for anything else."""
+    at, _, lasts = text.partition(":")
+    try:
+        (cut,) = checked_cuts([(float(at), float(lasts))])
+    except ValueError:
+        raise UsageError(f"link: the cut {text!r}; give AT:LASTS in seconds, such as 10:2.5") from None
+    return cut
+
+
+def cut_end_s(cuts: Cuts, start_s: float, end_s: float) -> float:
+    """When the last of the cuts that begin by `end_s` and are not over at `start_s` ends; -infinite without one."""
+    return max(
+        (at_s + lasts_s for at_s, lasts_s in cuts if at_s <= end_s and at_s + lasts_s > start_s), default=-math.inf
+    )

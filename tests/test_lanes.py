@@ -1,0 +1,125 @@
+"""Schedules and cuts on the lines of the emulated link, under times that are given, and through real sockets."""
+
+from __future__ import annotations
+
+import math
+import random
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipesd.address import split_address
+from pipesd.errors import UsageError
+from pipesd.sim.cuts import checked_cuts, cut_end_s, parse_cut
+from pipesd.sim.lanes import Line
+from pipesd.sim.proxy import LinkProxy
+from pipesd.sim.schedule import Schedule
+from tests.test_proxy import accept, address_of, exactly, linked, listening, round_trips_s, run_by_hand, transfer_s
+
+STEPS = Schedule(1.0, (0.8, 8.0), (80.0, 0.8))  # 0.1 and 1 MB/s up, 10 and 0.1 down
+
+
+def test_a_line_finishes_at_the_new_rate_what_the_old_one_began() -> None:
+    line = Line(0.5, math.inf, 1000, schedule=STEPS, begun_s=100.0)
+    assert line.arrival_s(100.9, 30_000) == pytest.approx(101.02 + 0.5), "10 kB until the change, 20 at 1 MB/s"
+    assert line.arrival_s(100.9, 100_000) == pytest.approx(101.12 + 0.5), "behind the first one"
+    down = Line(0.0, math.inf, 1000, way="down", schedule=STEPS, begun_s=100.0)
+    assert down.arrival_s(100.99, 110_000) == pytest.approx(101.1)
+    for now_s, rate in ((100.5, 1e5), (101.0, 1e6), (102.0, 1e5)):
+        line.follow(now_s)
+        assert line.bytes_per_s == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_line_ends_each_chunk_when_the_schedule_says(way: Any) -> None:
+    line, chance = Line(0.0, math.inf, 1000, way=way, schedule=STEPS), random.Random(1)
+    now_s = free_s = 0.0
+    for _ in range(300):
+        now_s += chance.random() / 50
+        length = chance.randrange(1, 5000)
+        free_s = STEPS.finish_s(max(free_s, now_s), length, way)
+        assert line.arrival_s(now_s, length) == pytest.approx(free_s)
+
+
+def test_what_a_cut_meets_comes_behind_its_end() -> None:
+    line = Line(0.5, 1000.0, 1000, cuts=((2.0, 3.0), (5.25, 1.0)), begun_s=100.0)
+    assert line.arrival_s(100.0, 100) == pytest.approx(100.6), "before it"
+    assert line.arrival_s(101.5, 100) == pytest.approx(106.75), "met in flight, and by the next one when sent again"
+    assert line.arrival_s(106.3, 100) == pytest.approx(106.9), "all is over"
+    line = Line(0.5, 1000.0, 1000, cuts=((2.0, 3.0),), begun_s=100.0)
+    assert line.arrival_s(102.5, 100) == pytest.approx(105.5), "came while it was cut"
+    assert line.arrival_s(104.85, 200) == pytest.approx(105.55), "leaves the line behind the end"
+
+
+def test_cuts_are_checked() -> None:
+    assert checked_cuts([(5, 1), (0, 2)]) == ((0.0, 2.0), (5.0, 1.0))
+    assert parse_cut("10:2.5") == (10.0, 2.5)
+    assert cut_end_s(((0.0, 2.0), (1.0, 3.0)), 0.5, 1.5) == 4.0 and cut_end_s(((0.0, 2.0),), 2.0, 3.0) == -math.inf
+    for text in ("10", "10:", ":1", "a:b", "-1:2", "1:0", "1:-1", "nan:1", "1:inf", "1:2:3"):
+        with pytest.raises(UsageError, match="cut"):
+            parse_cut(text)
+    for cuts in ([(-1.0, 1.0)], [(0.0, math.inf)], [(math.nan, 1.0)]):
+        with pytest.raises(UsageError, match="cut"):
+            LinkProxy("tcp://127.0.0.1:9", cuts=cuts)
+
+
+def test_a_rate_and_a_schedule_are_too_much() -> None:
+    with pytest.raises(UsageError, match="one of them"):
+        LinkProxy("tcp://127.0.0.1:9", up_bytes_per_s=1e6, schedule=STEPS)
+
+
+def test_the_link_follows_its_schedule_until_a_rate_is_given() -> None:
+    steps = Schedule(0.2, (0.8, 800.0), (800.0, 800.0))
+    with linked(schedule=steps) as (link, client, far):
+        begun_s = time.monotonic()
+        transfer_s(client, far, bytes(60_000))
+        took_s = time.monotonic() - begun_s
+        assert took_s > 0.1, "at most 20 kB go until the change"
+        link.change(up_bytes_per_s=1e5)
+        assert transfer_s(client, far, bytes(30_000)) >= 0.3 * 0.98
+
+
+def test_the_link_is_cut_at_its_time() -> None:
+    with linked(cuts=((0.0, 0.4),)) as (link, client, far):
+        begun_s = time.monotonic()
+        client.sendall(b"late")
+        assert exactly(far, 4) == b"late"
+        assert 0.2 < time.monotonic() - begun_s < 3
+        assert round_trips_s(client, far, 1)[0] < 1
+        assert link.counts().lost_bytes == 0
+
+
+def test_the_program_follows_a_file_and_cuts(tmp_path: Path) -> None:
+    Schedule(60.0, (0.8,), (8.0,)).save(tmp_path / "schedule.json")
+    with listening() as server:
+        process = run_by_hand(
+            "--to", address_of(server), "--schedule", str(tmp_path / "schedule.json"), "--cut", "50:1"
+        )
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            with socket.create_connection(split_address(address), timeout=10) as client, accept(server) as far:
+                assert transfer_s(client, far, bytes(30_000)) >= 0.3 * 0.98
+        finally:
+            process.kill()
+            process.communicate(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--schedule", "no-such-file"], "no-such-file"), (["--cut", "1"], "'1'; give AT:LASTS"),
+        (["--queue-bytes", "0"], "queue of 0 bytes"), (["--up-jitter-ms", "-1"], "delay of -0.001"),
+        (["--schedule", "bench/scenario4.json", "--up-mbps", "1"], "give one of them"),
+    ],
+)  # fmt: skip
+def test_the_program_says_in_one_line_what_is_wrong(flags: list[str], says: str) -> None:
+    command = [sys.executable, "-m", "pipesd.sim.proxy", "--to", "tcp://127.0.0.1:9", *flags]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20, cwd=root)
+    assert done.returncode == 2 and done.stdout == "" and says in done.stderr and done.stderr.count("\n") == 1
