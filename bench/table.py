@@ -1,0 +1,365 @@
+"""What all tables of strategies share: their options, the rows that stand in each of them, tuning, measuring, ratios.
+
+A table has cells: a data set's trace over a link with given speeds. In each cell every row with parameters is tuned by
+the same budget on the trace's first records, and measured on the others. Simulated rows are the runtime's own code in
+virtual time, `pipesd.sim.simulate`. What a seed changes: the link's jitter, and its bandwidths where they are redrawn;
+the order of the prompts, and so what a session has learnt of the link when a prompt's turn comes; the tuner's seed, and
+so the settings. A ratio pairs rows by prompt and seed; its interval is over prompts, as seeds of one prompt are much
+alike.
+
+A bench gives `run` its cells and its own rows, and lets `end_with` end it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paired import Ratio, paired_ratio
+from printed import Figures
+from scenarios import PASS_S, REGIMES, Regime, paper_settings
+from stamp import RESULTS, begin, finish, progress
+
+from pipesd.config import EdgeConfig
+from pipesd.errors import Unreachable, UsageError
+from pipesd.policy.search_space import Parameter, Setting
+from pipesd.sim.link_model import Link
+from pipesd.sim.schedule import Schedule
+from pipesd.sim.simulate import simulate
+from pipesd.sim.synthetic import table7
+from pipesd.sim.trace import Record, Trace
+
+REFERENCE = "pipesd"
+TUNING_RECORDS = 4  # the first of each trace; no others are tuned on, and these are not measured
+TRACES = Path(__file__).parent / "traces"
+DATASETS = ("humaneval", "gsm8k")
+SYNTHETIC = "table7"
+SUMMED = ("tokens", "rounds", "navs", "drafted", "verified", "accepted", "promoted", "discarded", "stale",
+          "target_passes", "bytes_up", "bytes_down", "cloud_s", "draft_s")  # fmt: skip
+
+Space = Mapping[str, Parameter]
+Cost = Callable[[Setting], float]  # s per token with that setting
+Search = Callable[[Space, Setting, int, int, Cost], Setting]  # space, first setting, budget, seed, cost; gives the best
+
+
+class Row(NamedTuple):
+    """Settings of `EdgeConfig`; whether the link is in between; how its parameters are found, None: as they are given.
+    `printed`: the name of its printed figure, its own without it."""
+
+    settings: Mapping[str, Any]
+    linked: bool = True
+    search: Search | None = None
+    printed: str | None = None
+
+
+class Cell(NamedTuple):
+    """One set of conditions. `printed`: by figure (`ms_per_token`, …) those of the rows, where the paper has them.
+    `facts` stand in the JSON."""
+
+    name: str
+    dataset: str
+    records: tuple[Record, ...]
+    link: Link
+    gamma_s: float
+    pass_s: float = PASS_S
+    token_s: float = 0.0
+    users: int = 1
+    settings: Mapping[str, Any] = {}  # of every row
+    printed: Mapping[str, Figures] = {}
+    facts: Mapping[str, Any] = {}
+
+
+class Outcome(NamedTuple):
+    """What one seed brought of one row: the setting found, and the statistics of each generation, by prompt."""
+
+    found: Mapping[str, Any]
+    each: Mapping[int, Mapping[str, Any]]
+
+
+def surrogate(space: Space, first: Setting, samples: int, seed: int, cost: Cost) -> Setting:
+    """The tuner of the runtime."""
+    from pipesd.policy.tuner import Tuner
+
+    tuner = Tuner(space, seed=seed, samples=samples, first=first)
+    tried: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for _ in range(samples):
+        setting = tuner.ask()
+        value = cost(setting)
+        tuner.tell(setting, value)
+        tried[tuple(setting[name] for name in space)].append(value)
+    return dict(zip(space, min(tried, key=lambda values: statistics.fmean(tried[values])), strict=True))
+
+
+def tuned(**settings: Any) -> Row:
+    """A row whose parameters are searched for beforehand."""
+    return Row(settings, search=surrogate)
+
+
+def standing_rows(policies: Sequence[str] = ()) -> dict[str, Row]:
+    """What stands in every table; `policies`: files, each of which gives a row of its own."""
+    rows = {
+        "cloud only": Row({"strategy": "cloud"}),
+        "edge only": Row({"strategy": "local"}),
+        "co-located": tuned(strategy="vanilla")._replace(linked=False),
+        "vanilla": tuned(strategy="vanilla"),
+        "hsl": tuned(strategy="hsl"),
+        "edgellm": tuned(strategy="edgellm"),
+        REFERENCE: tuned(strategy="pipesd"),
+        "auto": tuned(strategy="auto"),
+    }
+    for path in policies:
+        from pipesd.policy.plugin import load_policy
+
+        name = load_policy(path).name
+        if name in rows:
+            raise UsageError(f"--policy {path}: there is a row {name!r} already; give the policy another name")
+        rows[name] = tuned(policy=path)
+    return rows
+
+
+def paper_rows(dataset: str) -> dict[str, Row]:
+    """The baselines with the paper's own settings, untuned."""
+    return {
+        name: Row(settings, printed=name.removesuffix("-paper")) for name, settings in paper_settings(dataset).items()
+    }
+
+
+def options_of(doc: str, add: Callable[[argparse.ArgumentParser], None] | None = None) -> argparse.Namespace:
+    """The options that every table has, and what `add` adds; `--quick` is worked in."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="very little of everything: only to see that it works")
+    parser.add_argument("--plot", metavar="FILE", help="draw it too, as the file's ending says (needs matplotlib)")
+    for name, default, text in (
+        ("seeds", 5, "repetitions, each with a seed of its own"),
+        ("samples", 16, "tries of each row's parameters; 0: their defaults"),
+        ("tokens", 128, "at most so many behind each prompt"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default {default})")
+    parser.add_argument("--pass-ms", type=float, default=1e3 * PASS_S, metavar="MS",
+                        help=f"what a pass of the target takes (default {1e3 * PASS_S:g})")  # fmt: skip
+    parser.add_argument("--regime", choices=tuple(REGIMES), help="one of the two payloads alone")
+    parser.add_argument("--traces", nargs="+", metavar="FILE",
+                        help=f"traces of other models or prompts; {SYNTHETIC}: one made up as in the paper's table 7"
+                        )  # fmt: skip
+    parser.add_argument("--policy", nargs="+", action="extend", default=[], metavar="FILE", help="a policy of your own")
+    parser.add_argument("--only", metavar="ROW,...", help="these rows alone")
+    parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="where results are kept")
+    if add is not None:
+        add(parser)
+    options = parser.parse_args()
+    for name, least in (("seeds", 1), ("samples", 0), ("tokens", 1)):
+        if getattr(options, name) < least:
+            raise UsageError(f"--{name}: got {getattr(options, name)}, wanted at least {least}")
+    if not 0.0 < options.pass_ms < math.inf:
+        raise UsageError(f"--pass-ms: got {options.pass_ms:g}, wanted more than 0")
+    if options.quick:
+        options.seeds, options.samples, options.tokens = min(options.seeds, 2), min(options.samples, 2), 16
+    return options
+
+
+def traces_of(options: argparse.Namespace, datasets: Sequence[str] = DATASETS) -> dict[str, tuple[Record, ...]]:
+    """The records by data set: of the files given, named as they are, or of `datasets`. UsageError for a trace that
+    leaves none to measure."""
+    found = {}
+    for given in options.traces or datasets:
+        path = TRACES / f"{given}.jsonl.gz" if given in datasets else Path(given)
+        records = (table7(3 * TUNING_RECORDS) if given == SYNTHETIC else Trace.load(path)).records
+        if len(records) <= TUNING_RECORDS:
+            raise UsageError(f"{path}: it has {len(records)} records, of which {TUNING_RECORDS} tune: give more")
+        found[path.name.split(".")[0]] = records
+    return found
+
+
+def regimes_of(options: argparse.Namespace) -> list[Regime]:
+    """The payloads that are asked for."""
+    return [REGIMES[options.regime]] if options.regime else list(REGIMES.values())
+
+
+def split(cell: Cell, quick: bool) -> tuple[Sequence[Record], Sequence[Record]]:
+    """What is tuned on, and what is measured."""
+    tuning, rest = cell.records[:TUNING_RECORDS], cell.records[TUNING_RECORDS:]
+    return (tuning[:1], rest[:2]) if quick else (tuning, rest)
+
+
+def run_row(
+    row: Row, cell: Cell, records: Sequence[Record], *, tokens: int, seed: int, found: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    """The statistics of each generation, in the order of `records`."""
+    link = cell.link if row.linked else Link()
+    if link.bandwidths is not None and link.bandwidths.seed is not None:
+        redrawn = Schedule.redrawn(link.bandwidths.seed + seed, every_s=link.bandwidths.every_s)
+        link = dataclasses.replace(link, bandwidths=redrawn)
+    order = random.Random(seed).sample(range(len(records)), len(records))
+    done = simulate(
+        [records[i] for i in order], link=link, gamma_s=cell.gamma_s, pass_s=cell.pass_s, token_s=cell.token_s,
+        max_tokens=tokens, users=cell.users, seed=seed,
+        settings={"tuning": "off", **cell.settings, **row.settings, **found},
+    )  # fmt: skip
+    each: dict[int, Mapping[str, Any]] = {order[stats["record"]]: stats for stats in done.each}
+    return [each[i] for i in range(len(records))]
+
+
+def tune(row: Row, cell: Cell, records: Sequence[Record], options: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """The options that the row's search finds; {} for a row without parameters."""
+    if row.search is None or not options.samples:
+        return {}
+    from pipesd.policy.strategy import make_strategy
+    from pipesd.policy.tuning import point_of, settings_of, space_of
+
+    strategy = make_strategy(EdgeConfig(tuning="off", **row.settings))
+    space = space_of(strategy)
+    if not space:
+        return {}
+
+    def cost(setting: Setting) -> float:
+        found = settings_of(strategy, setting)
+        try:
+            each = run_row(row, cell, records, tokens=options.tokens, seed=seed, found=found)
+        except Unreachable as error:
+            progress(f"failed: {found}: {error}")
+            return math.inf
+        return ms_per_token(each) / 1e3
+
+    best = row.search(space, point_of(strategy), options.samples, seed, cost)
+    return dict(settings_of(strategy, best))
+
+
+def measure(cell: Cell, rows: Mapping[str, Row], options: argparse.Namespace) -> dict[str, list[Outcome]]:
+    """Tune and measure each row with each seed."""
+    tuning, rest = split(cell, options.quick)
+    outcomes: dict[str, list[Outcome]] = {}
+    for name, row in rows.items():
+        outcomes[name] = []
+        for seed in range(options.seeds):
+            found = tune(row, cell, tuning, options, seed)
+            each = run_row(row, cell, rest, tokens=options.tokens, seed=seed, found=found)
+            outcomes[name].append(Outcome(found, dict(enumerate(each))))
+        every = [stats for outcome in outcomes[name] for stats in outcome.each.values()]
+        progress(f"{cell.name}: {name} {ms_per_token(every):.1f} ms per token")
+    return outcomes
+
+
+def ms_per_token(each: Sequence[Mapping[str, Any]]) -> float:
+    """Over several generations, each in proportion to its tokens."""
+    return math.fsum((s["tpt_ms"] or 0.0) * s["tokens"] for s in each) / max(1, sum(s["tokens"] for s in each))
+
+
+def over(above: Sequence[Outcome], below: Sequence[Outcome]) -> Ratio:
+    """How many times the first one's time per token is the other's: over prompts, each the mean of its seeds; of one
+    prompt alone, over seeds."""
+    prompts = list(above[0].each)
+    if len(prompts) == 1:
+        return paired_ratio(*([outcome.each[prompts[0]]["tpt_ms"] for outcome in one] for one in (above, below)))
+    means = [
+        [statistics.geometric_mean(outcome.each[prompt]["tpt_ms"] for outcome in one) for prompt in prompts]
+        for one in (above, below)
+    ]
+    return paired_ratio(*means)
+
+
+def report(name: str, row: Row, cell: Cell, outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
+    """What is said of a row."""
+    mine = outcomes[name]
+    every = [stats for outcome in mine for stats in outcome.each.values()]
+    sums: dict[str, float] = {key: sum(stats[key] for stats in every) for key in SUMMED}
+    tokens = max(1, sums["tokens"])
+    fat = cell.link.up_bytes_per_draft_token * row.linked * (sums["verified"] + sums["stale"])
+    said: dict[str, Any] = {
+        "kind": "simulated",
+        "settings": {**cell.settings, **row.settings},
+        "tuned": [dict(outcome.found) for outcome in mine],
+        "ms_per_token": ms_per_token(every),
+        "cloud_s_per_1000_tokens": 1000 * sums["cloud_s"] / tokens,
+        "passes_per_token": sums["target_passes"] / tokens,
+        "bytes_per_token": (sums["bytes_up"] + sums["bytes_down"] + fat) / tokens,
+        "acceptance": sums["accepted"] / sums["verified"] if sums["verified"] else None,
+        "navs_per_token": sums["navs"] / tokens,
+        "draft_length": sums["verified"] / sums["navs"] if sums["navs"] else None,
+        "each_ms_per_token": [ms_per_token(list(outcome.each.values())) for outcome in mine],
+        **sums,
+    }
+    if REFERENCE in outcomes and name != REFERENCE:
+        ratio = over(mine, outcomes[REFERENCE])
+        said["over_pipesd"] = {**ratio._asdict(), "verdict": ratio.verdict}
+    theirs = {figure: rows.get(row.printed or name) for figure, rows in cell.printed.items()}
+    said["printed"] = {figure: value for figure, value in theirs.items() if value is not None}
+    said["ours_over_printed"] = {
+        figure: said[figure] / value for figure, value in said["printed"].items() if said[figure] is not None
+    }
+    if "ms_per_token" in said["printed"] and name != REFERENCE:
+        said["printed_over_pipesd"] = said["printed"]["ms_per_token"] / cell.printed["ms_per_token"][REFERENCE]
+    return said
+
+
+def text(cell: Cell, reports: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """A cell's table, line by line."""
+    yield f"\n{cell.name}"
+    yield (f"{'':16}{'kind':10}{'ms/token':>9}{'printed':>9}{'ours/pr.':>9}{'cloud s/1000':>13}{'passes':>8}"
+           f"{'bytes':>11}{'accepted':>9}{'printed/pipesd':>15}  over pipesd")  # fmt: skip
+    for name, said in reports.items():
+        ratio = said.get("over_pipesd")
+        shown = f"{ratio['mean']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}] {ratio['verdict']}" if ratio else ""
+        theirs, against = (said[key].get("ms_per_token") for key in ("printed", "ours_over_printed"))
+        yield (f"{name:16}{said['kind']:10}{said['ms_per_token']:9.1f}{_shown(theirs, 0):>9}"
+               f"{_shown(against, 2):>9}{said['cloud_s_per_1000_tokens']:13.1f}"
+               f"{said['passes_per_token']:8.3f}{said['bytes_per_token']:11.1f}{_shown(said['acceptance'], 3):>9}"
+               f"{_shown(said.get('printed_over_pipesd'), 2):>15}  {shown}")  # fmt: skip
+
+
+def _shown(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def chosen(rows: Mapping[str, Row], only: str | None) -> dict[str, Row]:
+    """The rows of `--only`, or all."""
+    if only is None:
+        return dict(rows)
+    names = only.split(",")
+    if unknown := set(names).difference(rows):
+        raise UsageError(f"--only: no row {min(unknown)!r}; there are {', '.join(rows)}")
+    return {name: row for name, row in rows.items() if name in names}
+
+
+def run(
+    bench: str,
+    options: argparse.Namespace,
+    cells: Sequence[Cell],
+    own_rows: Callable[[Cell], Mapping[str, Row]] = lambda _: {},
+    *,
+    lines: Callable[[Sequence[Mapping[str, Any]]], Iterator[str]] = lambda _: iter(()),
+    draw: Callable[[Sequence[Mapping[str, Any]], str], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Measure all cells with the standing rows and the bench's own; print tables, keep and print the JSON object.
+    From the cells as they stand in it come `lines`, what else is printed, and `draw`, how `--plot` is drawn where bars
+    are not the thing."""
+    import plots
+
+    if options.plot:
+        plots.check(options.plot)
+    stamp = begin()
+    rows_of = {cell.name: chosen({**standing_rows(options.policy), **own_rows(cell)}, options.only) for cell in cells}
+    found = []
+    for cell in cells:
+        rows = rows_of[cell.name]
+        outcomes = measure(cell, rows, options)
+        reports = {name: report(name, row, cell, outcomes) for name, row in rows.items()}
+        print("\n".join(text(cell, reports)), flush=True)
+        found.append({
+            "name": cell.name, "dataset": cell.dataset, "gamma_ms": 1e3 * cell.gamma_s, "pass_ms": 1e3 * cell.pass_s,
+            "token_ms": 1e3 * cell.token_s, "users": cell.users, **cell.facts, "rows": reports,
+        })  # fmt: skip
+    if options.plot:
+        (draw or plots.bars)(found, options.plot)
+    for line in lines(found):
+        print(line)
+    print("\npasses, bytes: for each output token, the payload of draft tokens included; accepted: of those verified")
+    print("co-located: vanilla at the same drafting speed, without the link; rows -paper: the paper's own settings")
+    finish(bench, stamp, options, {"cells": found})
+    return found
