@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 
 import printed
+from measuring import Cell, Row, tuned
 from scenarios import GAMMA_S, TOKEN_ABLATION, VANILLA_TOKENS
 from stamp import end_with
-from table import SYNTHETIC, Cell, Row, options_of, regimes_of, run, traces_of, tuned
+from table import SYNTHETIC, options_of, regimes_of, run, traces_of
 
 ROWS = {
     "no-pipeline": tuned(strategy="pipesd", batching="none", waiting="idle"),

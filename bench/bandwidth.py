@@ -10,9 +10,10 @@ import argparse
 
 import plots
 import printed
+from measuring import Cell
 from scenarios import GAMMA_S
 from stamp import end_with
-from table import SYNTHETIC, Cell, options_of, paper_rows, regimes_of, run, traces_of
+from table import SYNTHETIC, options_of, paper_rows, regimes_of, run, traces_of
 
 
 def cells(options: argparse.Namespace) -> list[Cell]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 
 import printed
+from measuring import Cell
 from scenarios import EDGES, gamma_s, scenario_link
 from stamp import end_with
-from table import DATASETS, SYNTHETIC, Cell, options_of, paper_rows, regimes_of, run, traces_of
+from table import DATASETS, SYNTHETIC, options_of, paper_rows, regimes_of, run, traces_of
 
 from pipesd.errors import UsageError
 

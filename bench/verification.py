@@ -14,9 +14,10 @@ from typing import Any
 
 import plots
 import printed
+from measuring import Cell
 from scenarios import GAMMA_S
 from stamp import end_with
-from table import SYNTHETIC, Cell, options_of, paper_rows, regimes_of, run, traces_of
+from table import SYNTHETIC, options_of, paper_rows, regimes_of, run, traces_of
 
 FIGURES = {"navs_per_token": "verifications/token", "draft_length": "draft length", "acceptance": "accepted"}
 PRINTED = {figure: {row: said[figure] for row, said in printed.VERIFICATION.items()} for figure in FIGURES}
