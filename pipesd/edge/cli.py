@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipesd.config import EdgeConfig, GenerateConfig, TuneConfig, add_flags, make_config, read_tables, utf8_text
+from pipesd.edge.advise import NOT_ASKED, AdviseConfig, show_advice
+from pipesd.edge.advise_report import nothing as advise_failed
 from pipesd.edge.interrupts import Interrupts
 from pipesd.edge.link import LinkConfig, link_failed, show_link
 from pipesd.edge.pair import PairConfig, pair_failed, show_pair
@@ -17,7 +19,7 @@ from pipesd.errors import UsageError
 from pipesd.program import Parser, add_common, make_parser, not_yet, run
 from pipesd.streams import show
 
-TABLES = ("edge", "generate", "link", "pair", "plan", "tune")
+TABLES = ("advise", "edge", "generate", "link", "pair", "plan", "tune")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,6 +91,21 @@ def _parser() -> Parser:
     add_flags(pair, PairConfig)
     add_common(pair)
     pair.set_defaults(body=_pair)
+    advise = commands.add_parser("advise", help="say which strategy will be fastest here, and which cheapest")
+    advise.add_argument(
+        "--prompt",
+        type=utf8_text,
+        action="append",
+        metavar="TEXT",
+        help="a prompt to measure with; without any, six short ones of code, maths and prose",
+    )
+    advise.add_argument("--json", action="store_true", help="print one JSON object with all that was found")
+    advise.add_argument("--quiet", action="store_true", help="no notes and progress on stderr")
+    leave_out = [name for name in NOT_ASKED if name not in ("policy", "policy_option")]
+    add_flags(advise, EdgeConfig, leave_out=leave_out)
+    add_flags(advise, AdviseConfig)
+    add_common(advise)
+    advise.set_defaults(body=_advise)
     not_yet(commands, "serve", "serve an HTTP interface on this machine")
     not_yet(commands, "doctor", "check models, cloud and link")
     return parser
@@ -163,9 +180,18 @@ def _pair(args: argparse.Namespace) -> int:
         return show_pair(config, args.prompt or (), as_json=args.json, interrupts=interrupts)
 
 
+def _advise(args: argparse.Namespace) -> int:
+    tables = read_tables(args.config, TABLES)
+    edge = make_config(EdgeConfig, tables["edge"], vars(args))
+    config = make_config(AdviseConfig, tables["advise"], vars(args))
+    with Interrupts() as interrupts:
+        return show_advice(edge, config, args.prompt or (), as_json=args.json, quiet=args.quiet, interrupts=interrupts)
+
+
 def _failed(argv: Sequence[str], interrupted: bool) -> str:
     """What stdout gets from a command that failed: with --json the object of what never began."""
     objects = {
+        "advise": advise_failed,
         "generate": _nothing,
         "link": link_failed,
         "pair": pair_failed,

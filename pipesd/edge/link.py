@@ -50,7 +50,7 @@ def show_link(config: LinkConfig, *, as_json: bool, quiet: bool, save: str | Non
     try:
         if save is not None:
             check_file(save, PLAN_TABLE)
-        figures = _measured(config, progress)
+        figures = measured(config, progress)
     except PipeSDError as error:
         progress.end()
         if as_json:
@@ -97,7 +97,8 @@ def plan_values(figures: LinkFigures) -> dict[str, float | None]:
     }
 
 
-def _measured(config: LinkConfig, progress: Progress) -> LinkFigures:
+def measured(config: LinkConfig, progress: Progress) -> LinkFigures:
+    """Measure the link to the cloud that `config` names. Raises what `link_measuring.measure` does."""
     from pipesd.clock import SystemClock
     from pipesd.edge.link_measuring import Effort, measure
     from pipesd.transport import Context, edge_socket

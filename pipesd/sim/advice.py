@@ -1,0 +1,250 @@
+"""Which strategy will be fastest, which cheapest for the cloud, and at what round trip that changes: by simulation.
+
+Each strategy runs in the simulator behind the records of a sample, over the link and at the speeds that were measured.
+Thresholds and draft lengths are searched for on some of the records and judged on the others. What is said of a round
+trip that was not measured is said with the link's latency changed and all else as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+from pipesd.config import EdgeConfig
+from pipesd.policy.strategy import make_strategy
+from pipesd.policy.tuner import Tuner
+from pipesd.policy.tuning import point_of, settings_of, space_of
+from pipesd.sim.link_model import Link
+from pipesd.sim.simulate import simulate
+from pipesd.sim.trace import Record
+
+EXACT = ("cloud", "vanilla", "hsl", "edgellm", "pipesd")  # the target's output, all of them
+SAMPLES = 12  # settings that are tried of each strategy, at each round trip where it is tuned
+MOST_RTT_S = 1.0  # no further round trip is looked at
+LEAST_RTT_S = 1e-3  # the first one above 0
+RUNGS = 10  # round trips between these two where strategies are tuned
+CLOSE = 0.01  # a crossing is known to this share of itself
+RESAMPLED = 2000
+# The 97.5 % point of Student's t for 1, 2, … degrees of freedom.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+
+Settings = Mapping[str, Any]  # fields of EdgeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where the strategies are compared: a link, what a draft token takes, and what a pass over n ids takes,
+    pass_s + token_s · n. `max_tokens`: of each record, None for all."""
+
+    link: Link
+    gamma_s: float
+    pass_s: float
+    token_s: float = 0.0
+    max_tokens: int | None = None
+
+    @property
+    def rtt_s(self) -> float:
+        """The round trip of a message of no bytes."""
+        return 2 * (self.link.latency_s + self.link.gap_s)
+
+    def at(self, rtt_s: float) -> Place:
+        """The same with another round trip: the latency changes, and what a message occupies only where it must."""
+        gap_s = min(self.link.gap_s, rtt_s / 2)
+        return replace(self, link=replace(self.link, gap_s=gap_s, latency_s=rtt_s / 2 - gap_s))
+
+
+class Expected(NamedTuple):
+    """What is expected of a strategy with its best settings. `interval`: 95 %, over other prompts like those of the
+    sample; nan where there was only one. `each`: (tokens, s) of each prompt that it was judged on."""
+
+    strategy: str
+    settings: Settings
+    tpt_s: float
+    interval: tuple[float, float]
+    cloud_s_per_1000_tokens: float
+    acceptance: float | None  # share of verified draft tokens
+    each: tuple[tuple[int, float], ...]
+
+
+class Change(NamedTuple):
+    """From `rtt_s` on, away from the round trip that was asked about, `strategy` is the fastest."""
+
+    rtt_s: float
+    strategy: str
+
+
+def split(records: Sequence[Record]) -> tuple[Sequence[Record], Sequence[Record]]:
+    """Records to tune on, a third, and the others, to judge on; the same one for both where there is only one."""
+    assert records, "a sample of nothing"
+    first = max(1, len(records) // 3)
+    return records[:first], records[first:] or records
+
+
+class Adviser:
+    """Compares strategies behind the records of a sample, at one place after the other.
+
+    What was found to be best at one place is tried at all others too, so the more places were tuned for, the less hangs
+    on the search. `rows` names the strategies, each with the fields of EdgeConfig that make it; `common` are fields
+    that all of them have.
+    """
+
+    def __init__(
+        self,
+        tuning: Sequence[Record],
+        judged: Sequence[Record],
+        *,
+        rows: Mapping[str, Settings] | None = None,
+        common: Settings | None = None,
+        samples: int = SAMPLES,
+        seed: int = 0,
+    ) -> None:
+        self._tuning, self._judged = tuning, judged
+        self._rows = rows or {name: {"strategy": name} for name in EXACT}
+        self._common = {**(common or {}), "tuning": "off"}
+        self._samples, self._seed = samples, seed
+        self._known: dict[str, list[Settings]] = {name: [] for name in self._rows}
+        self._done: dict[tuple[Any, ...], Any] = {}
+        self._tuned: set[Place] = set()
+
+    def tune(self, place: Place) -> None:
+        """Search for the best settings of every strategy at this place."""
+        if place in self._tuned:
+            return
+        self._tuned.add(place)
+        for name, row in self._rows.items():
+            found = tuned(row, lambda settings: self._tpt_s(settings, place), self._samples, self._seed)
+            if found not in self._known[name]:
+                self._known[name].append(found)
+
+    def expected(self, place: Place) -> list[Expected]:
+        """What each strategy would do there, by the settings known so far; the fastest first."""
+        if not self._tuned:
+            self.tune(place)
+        found = [self._expected(name, place) for name in self._rows]
+        return sorted(found, key=lambda each: each.tpt_s)
+
+    def change(self, place: Place, *, above: bool, margin: float = 0.0, most_s: float = MOST_RTT_S) -> Change | None:
+        """The nearest round trip above (or below) that of `place` where another strategy than the fastest there is
+        faster by more than `margin`, a share; None if there is none up to `most_s`, or down to 0."""
+        here = self.expected(place)[0].strategy
+        near_s = place.rtt_s
+        for rung_s in _rungs(near_s, above, most_s):
+            self.tune(place.at(rung_s))
+            if self._overtaken(here, place.at(rung_s), margin) is not None:
+                return self._bisected(here, place, near_s, rung_s, margin)
+            near_s = rung_s
+        return None
+
+    def _bisected(self, here: str, place: Place, near_s: float, far_s: float, margin: float) -> Change:
+        while abs(far_s - near_s) > CLOSE * max(near_s, far_s, LEAST_RTT_S) / 2:
+            middle_s = (near_s + far_s) / 2
+            if self._overtaken(here, place.at(middle_s), margin) is None:
+                near_s = middle_s
+            else:
+                far_s = middle_s
+        other = self._overtaken(here, place.at(far_s), margin)
+        assert other is not None
+        return Change(far_s, other)
+
+    def _overtaken(self, here: str, place: Place, margin: float) -> str | None:
+        """Which strategy is faster than `here` by more than `margin`."""
+        found = self.expected(place)
+        own_s = next(each.tpt_s for each in found if each.strategy == here)
+        return found[0].strategy if own_s > (1.0 + margin) * found[0].tpt_s else None
+
+    def _expected(self, name: str, place: Place) -> Expected:
+        best = min(self._known[name], key=lambda settings: self._tpt_s(settings, place))
+        ran = self._simulated(best, place, judged=True)
+        each = tuple((stats["tokens"], stats["tpt_ms"] * stats["tokens"] / 1e3) for stats in ran.each)
+        rate = ran.stats["acceptance_rate"]
+        cost = ran.stats["cloud_s_per_1000_tokens"]
+        return Expected(name, best, pooled_s(each), interval(each), cost, rate, each)
+
+    def _tpt_s(self, settings: Settings, place: Place) -> float:
+        return float(self._simulated(settings, place, judged=False).tpt_ms) / 1e3
+
+    def _simulated(self, settings: Settings, place: Place, *, judged: bool) -> Any:
+        key = (tuple(sorted(settings.items())), place, judged)
+        if key not in self._done:
+            self._done[key] = simulate(
+                self._judged if judged else self._tuning, link=place.link, gamma_s=place.gamma_s, pass_s=place.pass_s,
+                token_s=place.token_s, max_tokens=place.max_tokens, seed=self._seed,
+                settings={**self._common, **settings},
+            )  # fmt: skip
+        return self._done[key]
+
+
+def tuned(row: Settings, tpt_s: Callable[[Settings], float], samples: int, seed: int = 0) -> Settings:
+    """The fastest settings found for a row, by what `tpt_s` says of each: all of them where they can be counted, as
+    draft lengths can, else `samples` of the tuner's."""
+    strategy = make_strategy(EdgeConfig(**row))
+    space = space_of(strategy)
+    if not space or row.get("policy_option"):
+        return dict(row)
+    tried: list[tuple[float, Settings]] = []
+
+    def measure(point: Mapping[str, Any]) -> float:
+        settings = {**row, **settings_of(strategy, point)}
+        tried.append((tpt_s(settings), settings))
+        return tried[-1][0]
+
+    only = next(iter(space.values()))
+    if len(space) == 1 and only.integer:
+        for value in range(math.ceil(only.low), math.floor(only.high) + 1):
+            measure({next(iter(space)): value})
+    else:
+        tuner = Tuner(space, seed=seed, samples=samples, first=point_of(strategy), least=0.0)
+        while not tuner.done:
+            point = tuner.ask()
+            tuner.tell(point, measure(point))
+    return min(tried, key=lambda each: each[0])[1]
+
+
+def break_even_rtt_s(acceptance: float, draft_length: int, alone_s: float, gamma_s: float) -> float:
+    """The round trip up to which drafts of a fixed length, one at a time, beat the target alone: arXiv 2606.25091,
+    a(1 - a^k)/(1 - a) · t_ar - k · t_d, with `alone_s` t_ar, what a token of the target alone takes, and `gamma_s`
+    t_d. Every draft token is right with the chance `acceptance`; a pass takes as long for k + 1 ids as for one, and
+    the link carries what it is given at once. Below 0 where drafts never pay."""
+    a, k = acceptance, draft_length
+    right = float(k) if a == 1.0 else a * (1.0 - a**k) / (1.0 - a)
+    return right * alone_s - k * gamma_s
+
+
+def pooled_s(each: Sequence[tuple[int, float]]) -> float:
+    """s per token of several generations, as (tokens, s)."""
+    return sum(took_s for _, took_s in each) / sum(tokens for tokens, _ in each)
+
+
+def interval(
+    each: Sequence[tuple[int, float]], others: Sequence[tuple[int, float]] | None = None
+) -> tuple[float, float]:
+    """95 % of the s per token over prompts like these, or of its ratio to that of `others` behind the same prompts: a
+    percentile bootstrap over the prompts, widened for few of them as Student's interval is against the normal one
+    (Hesterberg 2015, "What teachers should know about the bootstrap"). nan for a single prompt."""
+    import numpy as np
+
+    count = len(each)
+    if count < 2:
+        return math.nan, math.nan
+    drawn = np.random.default_rng(0).integers(count, size=(RESAMPLED, count))
+
+    def resampled(values: Sequence[tuple[int, float]]) -> Any:
+        tokens, times_s = np.asarray(values, float).T
+        return times_s[drawn].sum(axis=1) / tokens[drawn].sum(axis=1)
+
+    found = resampled(each) if others is None else resampled(each) / resampled(others)
+    outside = NormalDist().cdf(-math.sqrt(count / (count - 1)) * STUDENT[min(count - 1, len(STUDENT)) - 1])
+    low, high = np.quantile(found, (outside, 1 - outside))
+    return float(low), float(high)
+
+
+def _rungs(near_s: float, above: bool, most_s: float) -> list[float]:
+    """Round trips to look at, from `near_s` away: each as many times the one before, and in the end 0 or `most_s`."""
+    step = (most_s / LEAST_RTT_S) ** (1 / RUNGS)
+    rungs = [LEAST_RTT_S * step**k for k in range(RUNGS)] + [most_s]
+    if above:
+        return [rung_s for rung_s in rungs if rung_s > near_s]
+    return [rung_s for rung_s in reversed(rungs) if rung_s < near_s] + ([0.0] if near_s > 0.0 else [])
