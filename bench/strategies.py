@@ -93,26 +93,27 @@ def tune(edge: Edge, row: Row, records: Sequence[Record], options: argparse.Name
         return Chosen({}, None)
     from pipesd.policy.strategy import make_strategy
     from pipesd.policy.tuner import Tuner
-    from pipesd.policy.tuning import SPACES, options_of, point_of
+    from pipesd.policy.tuning import point_of, settings_of, space_of, values_of
 
     strategy = make_strategy(EdgeConfig(**row.settings))
-    if strategy.trigger not in SPACES:
+    space = space_of(strategy)
+    if not space:
         return Chosen({}, None)
     first = point_of(strategy)
-    tuner = Tuner(SPACES[strategy.trigger], seed=options.seed, samples=options.samples, first=first)
+    tuner = Tuner(space, seed=options.seed, samples=options.samples, first=first)
     tried: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for _ in range(options.samples):
         point = tuner.ask()
-        settings = {**row.settings, **options_of(point)}
+        settings = {**row.settings, **settings_of(strategy, point)}
         try:
             ms = edge.run(settings, records, options.tune_tokens, linked=row.linked).ms_per_token
         except Unreachable as error:
-            progress(f"failed: {show(options_of(point))}: {error}")
+            progress(f"failed: {show(values_of(strategy, point))}: {error}")
             ms = math.inf
         tuner.tell(point, ms / 1e3)
         tried[tuple(point.values())].append(ms)
     best = min(tried, key=lambda values: statistics.fmean(tried[values]))
-    return Chosen(options_of(dict(zip(first, best, strict=True))), statistics.fmean(tried[best]))
+    return Chosen(settings_of(strategy, dict(zip(first, best, strict=True))), statistics.fmean(tried[best]))
 
 
 def measure(
@@ -202,7 +203,9 @@ def rounded(value: Any) -> Any:
 
 
 def show(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value:.3g}" for name, value in values.items())
+    return ", ".join(
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()
+    )
 
 
 def progress(line: str) -> None:

@@ -58,6 +58,13 @@ class EdgeConfig:
         "auto (pipesd where drafts pay), pipesd, vanilla, hsl, edgellm, cloud (target alone) or local (draft alone)",
         metavar="NAME",
     )
+    policy: str = option(
+        "", "a strategy of your own: a Python file, which is executed, see docs/policy.md", metavar="FILE"
+    )
+    policy_option: tuple[str, ...] = option(
+        (), "value of a parameter of the policy, which is not tuned then; may be given several times",
+        metavar="NAME=VALUE",
+    )  # fmt: skip
     batching: str = option(
         "", "when draft tokens are sent; without it as the strategy says", choices=("", *BATCHINGS), metavar="NAME"
     )
@@ -107,6 +114,8 @@ class EdgeConfig:
         check(self)
         if not self.tuning:
             raise UsageError("tuning: got an empty name, wanted auto, off or a file")
+        if self.policy_option and not self.policy:
+            raise UsageError(f"policy-option {self.policy_option[0]}: it goes with --policy FILE")
 
 
 @dataclass(frozen=True, kw_only=True)

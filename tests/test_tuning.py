@@ -17,7 +17,7 @@ from pipesd.config import EdgeConfig
 from pipesd.edge.tuning_file import load
 from pipesd.errors import UsageError
 from pipesd.policy.strategy import make_strategy, make_trigger
-from pipesd.policy.tuning import SPACES, TRIAL_TOKENS, Tuning, options_of, point_of
+from pipesd.policy.tuning import SPACES, TRIAL_TOKENS, Tuning, point_of, settings_of, values_of
 
 P_DRAFT = [(7 * k % 10) / 10 for k in range(1, 60)]
 ENTROPY = [(3 * k % 11) / 2 for k in range(1, 60)]
@@ -45,8 +45,9 @@ def test_every_point_of_a_space_can_be_set_and_is_what_it_stands_for(trigger: st
     known = {f.name for f in fields(EdgeConfig)}
     for _ in range(50):
         point = {name: p.value(chance.choice([0.0, 1.0, chance.random()])) for name, p in SPACES[trigger].items()}
-        options = options_of(point)
-        assert set(options) <= known
+        bare = strategy(strategy="pipesd", trigger=trigger)
+        options = settings_of(bare, point)
+        assert set(options) <= known and options == values_of(bare, point)
         made = strategy(strategy="pipesd", trigger=trigger, **options)
         assert point_of(made) == pytest.approx(point, abs=1e-9)
         running = make_trigger(strategy(strategy="pipesd", trigger=trigger))
@@ -62,7 +63,7 @@ def test_the_region_searched_is_where_the_token_threshold_matters() -> None:
     for unit in (0.0, 0.3, 1.0):
         for share in (0.0, 0.5, space["token_share"].high):
             point = {"sequence_threshold": space["sequence_threshold"].value(unit), "token_share": share}
-            options = options_of(point)
+            options = values_of(strategy(), point)
             assert options["sequence_threshold"] <= options["token_threshold"] <= 1.0
 
 

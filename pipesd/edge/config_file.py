@@ -28,7 +28,7 @@ def check_file(path: str, table: str) -> None:
         raise UsageError(f"configuration file {path}: its folder cannot be written; save it elsewhere")
 
 
-def update_file(path: str, table: str, values: Mapping[str, float | str | None]) -> None:
+def update_file(path: str, table: str, values: Mapping[str, float | str | list[str] | None]) -> None:
     """Set keys of a table of a TOML file, at once or not at all; a value of None takes the key out.
 
     The file and the table are made where they are missing. `-` and `_` in keys are one. Everything else in the file
@@ -75,7 +75,7 @@ def _parsed(text: str, path: str) -> dict[str, Any]:
         raise UsageError(f"configuration file {path}: not TOML: {error}; it was left as it is") from error
 
 
-def _updated(text: str, table: str, values: Mapping[str, float | str | None], path: str) -> str:
+def _updated(text: str, table: str, values: Mapping[str, float | str | list[str] | None], path: str) -> str:
     """The text with those keys set. Parsed again, it must be the old one with the values, or it is refused."""
     before = _parsed(text, path)
     new = _edited(text, table, values)
@@ -96,7 +96,7 @@ def _updated(text: str, table: str, values: Mapping[str, float | str | None], pa
     return new
 
 
-def _edited(text: str, table: str, values: Mapping[str, float | str | None]) -> str:
+def _edited(text: str, table: str, values: Mapping[str, float | str | list[str] | None]) -> str:
     """The text with lines of the table's keys changed in place, and the missing ones put behind its last key."""
     end = "\r\n" if "\r\n" in text else "\n"
     lines = re.findall(r"[^\n]*\n|[^\n]+", text)

@@ -91,7 +91,7 @@ class EdgeSession:
         if needs_models:
             import_models()
         loading = threading.Thread(target=warmup, name="pipesd-kernels", daemon=True)
-        if self.strategy.batching == "dp":
+        if self.strategy.plans:
             loading.start()  # beside the models
         if self.strategy.uses_cloud:  # connects while the models load
             round_trips = steering.round_trips if steering else None
@@ -109,7 +109,7 @@ class EdgeSession:
             pair = f"{self._tokeniser.name} {self._welcome.model_fingerprint.hex()} {config.cloud}"
             path = default_path() if config.tuning == "auto" else config.tuning
             steering.remember(path, f"{self.strategy.key} {pair}")
-        if self.strategy.batching == "dp":
+        if self.strategy.plans:
             loading.join()
 
     def close(self) -> None:
@@ -153,9 +153,9 @@ class EdgeSession:
         self.close()
 
     def tune(self, tuning: Tuning) -> None:
-        """Search by `tuning` from the next generation on, instead of as `config` says."""
+        """Search by `tuning` from the next generation on, instead of as `config` says, and draft all the time."""
         assert self._loop.steering is not None, "a strategy that drafts"
-        self._loop.steering.tune(tuning)
+        self._loop.steering.tune(tuning, alone=False)
 
     @property
     def tokeniser(self) -> Tokeniser:

@@ -16,8 +16,7 @@ from pipesd.policy.estimate import Estimate
 from pipesd.policy.guard import Guard
 from pipesd.policy.monitor import Monitor
 from pipesd.policy.sending import Sending, Step, Uplink
-from pipesd.policy.strategy import Strategy, make_trigger
-from pipesd.policy.token_batches import make_batching
+from pipesd.policy.strategy import Strategy, batching_of, make_trigger
 from pipesd.policy.tuning import Tuning
 from pipesd.policy.updater import Change, Updater, first_plan
 from pipesd.protocol.actions import Committed
@@ -37,7 +36,7 @@ class Steering:
         uplink = Uplink()
         self.round_trips = RoundTrips(self.monitor, uplink)
         self._events = events
-        self._sending = Sending(make_batching(strategy.batching, first_plan()), make_trigger(strategy), uplink)
+        self._sending = Sending(batching_of(strategy, first_plan()), make_trigger(strategy), uplink)
         self._updater = Updater(strategy, link_model, self._sending)
         self._round_s: float | None = None  # when the last round ended
         self._dropped = self._disturbed = False
@@ -52,9 +51,11 @@ class Steering:
         """Whether drafts are wanted; else the cloud goes on alone."""
         return self._guard is None or self._guard.drafting
 
-    def tune(self, tuning: Tuning) -> None:
-        """Search for thresholds from now on."""
+    def tune(self, tuning: Tuning, *, alone: bool = True) -> None:
+        """Search for thresholds from now on; `alone`: the cloud may still go on alone where drafts do not pay."""
         self._updater.tuning = tuning
+        if not alone:
+            self._guard = None
 
     def remember(self, path: str, key: str) -> None:
         """Search for thresholds from where the last run with this key left off, which the file at `path` knows; what
@@ -84,7 +85,8 @@ class Steering:
         meter.triggers = dict(self.triggers)
         if self._guard is not None:
             meter.drafts_s, meter.alone_s = self._guard.drafts_s, self._guard.alone_s
-        names = (name for name in SETTINGS if hasattr(self._sending.trigger, name))
+        known = SETTINGS if self._strategy.policy is None else tuple(self._strategy.policy.parameters)
+        names = (name for name in known if hasattr(self._sending.trigger, name))
         meter.thresholds = {name: getattr(self._sending.trigger, name) for name in names}
         meter.window = self._updater.window.tokens
         tuning = self._updater.tuning

@@ -13,7 +13,7 @@ from pipesd.edge.config_file import check_file, update_file
 from pipesd.edge.interrupts import Interrupts
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import Cancelled, UsageError
-from pipesd.policy.tuning import SPACES, Tuning, options_of
+from pipesd.policy.tuning import SPACES, Tuning, settings_of, space_of, values_of
 from pipesd.streams import show
 
 log = logging.getLogger("pipesd.edge")
@@ -37,11 +37,12 @@ def tune(
     interrupts: Interrupts,
 ) -> int:
     """Search and report; returns the exit code. Raises PipeSDError for what cannot be tried, or goes wrong."""
-    strategy = "pipesd" if edge.strategy == "auto" else edge.strategy  # `auto` would stop drafting in the middle of it
+    auto = edge.strategy == "auto" and not edge.policy
+    strategy = "pipesd" if auto else edge.strategy  # `auto` would stop drafting in the middle of it
     session = EdgeSession(replace(edge, strategy=strategy, tuning="off"))
-    trigger = session.strategy.trigger
-    if trigger not in SPACES:
-        what = f"trigger {trigger}" if trigger else f"strategy {session.strategy.name}"
+    if not space_of(session.strategy):
+        trigger = session.strategy.trigger
+        what = f"trigger {trigger}" if trigger and not edge.policy else f"strategy {session.strategy.name}"
         raise UsageError(f"{what} has nothing to tune; triggers that have: {', '.join(SPACES)}")
     if save is not None:
         check_file(save, "edge")
@@ -52,15 +53,15 @@ def tune(
     report = _report(session, tuning)
     show(json.dumps(report) + "\n" if as_json else _told(report))  # before it is saved, which may fail
     if save is not None:
-        parts = {name: getattr(edge, name) or None for name in ("strategy", "batching", "trigger", "waiting")}
-        update_file(save, "edge", {**parts, **{name: _rounded(value) for name, value in report["best"].items()}})
+        parts = {name: getattr(edge, name) or None for name in ("strategy", "policy", "batching", "trigger", "waiting")}
+        update_file(save, "edge", {**parts, "policy_option": None, **_saved(session, report["best"])})
         log.info("written to %s: with --config %s these are kept, and nothing is tuned while it runs", save, save)
     return 0
 
 
 def _search(session: EdgeSession, tuning: Tuning, prompts: Sequence[str], interrupts: Interrupts) -> None:
     """Generate behind one prompt after the other until the search is done."""
-    names = ", ".join(name.replace("_", " ") for name in options_of(tuning.tuner.first))
+    names = ", ".join(name.replace("_", " ") for name in values_of(session.strategy, tuning.tuner.first))
     log.info("%d settings of %s, on %d prompts in turn", tuning.tuner.samples, names, len(prompts))
     told = 0
     while True:
@@ -91,14 +92,24 @@ def _report(session: EdgeSession, tuning: Tuning) -> dict[str, Any]:
     return {
         "strategy": session.strategy.name,
         "trigger": session.strategy.trigger,
-        "best": options_of(best),
+        "best": values_of(session.strategy, best),
         "tpt_ms": round(1000 * best_s, 3),
-        "first": options_of(tuner.first),
+        "first": values_of(session.strategy, tuner.first),
         "gain": round(tuner.gain, 4),
         "samples": tuner.told,
         "failed": tuner.failed,
         "trials": [{**options, "tpt_ms": round(1000 * tpt_s, 3)} for options, tpt_s in tuning.trials],
     }
+
+
+def _saved(session: EdgeSession, values: dict[str, Any]) -> dict[str, Any]:
+    """The options that the values stand for, as a configuration has them."""
+    rounded = {name: _rounded(value) for name, value in values.items()}
+    if session.strategy.policy is None:
+        return rounded
+    space = space_of(session.strategy)
+    within = {name: min(max(value, space[name].low), space[name].high) for name, value in rounded.items()}
+    return {name: list(given) for name, given in settings_of(session.strategy, within).items()}
 
 
 def _rounded(value: float) -> float:

@@ -4,13 +4,14 @@ edge does meanwhile. Presets by name, each part also by itself."""
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipesd.config import EdgeConfig, GenerateConfig, set_options
 from pipesd.core import Mode
 from pipesd.errors import UsageError
 from pipesd.policy.baselines import AdaptiveSequence
 from pipesd.policy.gain import Gain
+from pipesd.policy.token_batches import Batching, TokenBatchPlan, make_batching
 from pipesd.policy.trigger import (
     DualThreshold,
     EntropyThreshold,
@@ -20,7 +21,11 @@ from pipesd.policy.trigger import (
     Trigger,
 )
 
+if TYPE_CHECKING:
+    from pipesd.policy.plugin import Policy
+
 PLANNED = ("flow",)
+OWN = "policy"  # trigger, or token batching, that a policy brings with it
 TUNABLE = ("dual", "sequence", "token", "entropy")  # triggers whose thresholds may be searched for in a run
 
 
@@ -41,6 +46,8 @@ class Strategy:
     confidence: str = "probability"  # what the trigger takes for it, or "margin"
     tuned: bool = False  # thresholds are searched for while it runs
     guarded: bool = False  # the cloud goes on alone where drafts do not pay
+    policy: Policy | None = None  # a user's own, whose trigger has these values of its parameters
+    values: tuple[tuple[str, float], ...] = ()
 
     @property
     def drafts(self) -> bool:
@@ -53,10 +60,23 @@ class Strategy:
         return self.waiting == "draft"
 
     @property
+    def plans(self) -> bool:
+        """Whether token batches are sent by plans that are made for link and drafting."""
+        return self.batching in ("dp", OWN)
+
+    @property
     def key(self) -> str:
         """What tells one way from another for which other thresholds are best."""
         margin = " margin" if self.confidence == "margin" else ""
-        return f"{self.trigger} {self.batching} {self.waiting}{margin}"
+        trigger = self.trigger if self.policy is None else f"policy {self.policy.name} {self.policy.digest[:16]}"
+        return f"{trigger} {self.batching} {self.waiting}{margin}"
+
+    def recorded(self) -> dict[str, Any]:
+        """All of it for an event log, ready for JSON."""
+        said = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("name", "policy", "values")}
+        if self.policy is not None:
+            said["policy"] = {"name": self.policy.name, "digest": self.policy.digest, **dict(self.values)}
+        return {"strategy": self.name, **said}
 
     @property
     def uses_cloud(self) -> bool:
@@ -103,8 +123,11 @@ FIRST = {
 
 
 def make_strategy(config: EdgeConfig) -> Strategy:
-    """The preset that `config` names, with the parts and thresholds that it gives; a threshold that is given is kept,
-    so nothing is tuned then. Raises UsageError for a name that is none."""
+    """The preset that `config` names, or the policy, with the parts and thresholds that it gives; a threshold that is
+    given is kept, so nothing is tuned then. Raises UsageError for a name that is none, and for a policy that is none.
+    The policy's file is executed."""
+    if config.policy:
+        return _of_policy(config)
     if config.strategy in PLANNED:
         raise UsageError(
             f"strategy {config.strategy!r} is not part of this version: choose one of {', '.join(PRESETS)}"
@@ -135,6 +158,29 @@ def make_strategy(config: EdgeConfig) -> Strategy:
     )
 
 
+def _of_policy(config: EdgeConfig) -> Strategy:
+    from pipesd.policy.plugin import load_policy
+
+    for name in ("strategy", "trigger"):
+        if (value := getattr(config, name)) != EdgeConfig.__dataclass_fields__[name].default:
+            raise UsageError(f"a policy has its own {name}: leave out --{name} {value}, or --policy {config.policy}")
+    policy = load_policy(config.policy)
+    given = policy.given(config.policy_option)
+    margins = "margin" in (config.confidence, policy.confidence)
+    return Strategy(
+        policy.name,
+        mode=Mode[policy.mode.upper()],
+        batching=config.batching or (policy.batching if isinstance(policy.batching, str) else OWN),
+        trigger=OWN,
+        waiting=config.waiting or policy.waiting,
+        confidence="margin" if margins else "probability",
+        tuned=bool(policy.parameters) and not given and config.tuning != "off",
+        guarded=policy.guarded,
+        policy=policy,
+        values=tuple({**policy.first, **given}.items()),
+    )
+
+
 def without_effect(config: EdgeConfig) -> tuple[str, ...]:
     """Names of the options of `config` that were set and change nothing with its strategy."""
     strategy = make_strategy(config)
@@ -143,7 +189,9 @@ def without_effect(config: EdgeConfig) -> tuple[str, ...]:
         idle |= {"batching", "trigger", "waiting", "link_model", "draft_ahead", "tuning", *USED_BY}
     else:
         idle |= {name for name, triggers in USED_BY.items() if strategy.trigger not in triggers}
-        if strategy.batching != "dp":
+        if strategy.policy is not None:
+            idle.discard("confidence")
+        if not strategy.plans:
             idle.add("link_model")
         if not strategy.tuned and config.tuning != "off":
             idle.add("tuning")
@@ -170,6 +218,8 @@ def idle_options(strategy: Strategy, options: GenerateConfig) -> list[str]:
 
 def make_trigger(strategy: Strategy) -> Trigger:
     """The trigger of a strategy that drafts. Raises UsageError for a threshold out of its bounds."""
+    if strategy.policy is not None:
+        return strategy.policy.make_trigger(dict(strategy.values))
     match strategy.trigger:
         case "dual":
             return DualThreshold(strategy.sequence_threshold, strategy.token_threshold)
@@ -186,3 +236,11 @@ def make_trigger(strategy: Strategy) -> Trigger:
         case "adaptive":
             return AdaptiveSequence(strategy.sequence_threshold)
     raise AssertionError(f"no trigger {strategy.trigger!r}")
+
+
+def batching_of(strategy: Strategy, plan: TokenBatchPlan) -> Batching:
+    """The token batching of a strategy that drafts; `plan` is what it starts with."""
+    if strategy.batching != OWN:
+        return make_batching(strategy.batching, plan)
+    assert strategy.policy is not None
+    return strategy.policy.make_batching(plan)

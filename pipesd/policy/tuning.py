@@ -34,11 +34,19 @@ SPACES: dict[str, dict[str, Parameter]] = {
 }
 
 
+def space_of(strategy: Strategy) -> Mapping[str, Parameter]:
+    """What may be searched for in a strategy: the parameters of its policy or trigger; empty where there are none."""
+    if strategy.policy is not None:
+        return strategy.policy.parameters
+    return SPACES.get(strategy.trigger or "", {})
+
+
 def point_of(strategy: Strategy) -> dict[str, float]:
-    """Where a strategy's setting stands in the space of its trigger."""
-    assert strategy.trigger is not None
+    """Where a strategy's setting stands in its space."""
+    if strategy.policy is not None:
+        return dict(strategy.values)
     point: dict[str, float] = {}
-    for name, parameter in SPACES[strategy.trigger].items():
+    for name, parameter in space_of(strategy).items():
         if name == "token_share":
             low = strategy.sequence_threshold
             value = (strategy.token_threshold - low) / (1.0 - low) if low < 1.0 else 0.0
@@ -48,13 +56,21 @@ def point_of(strategy: Strategy) -> dict[str, float]:
     return point
 
 
-def options_of(point: Mapping[str, float]) -> dict[str, Any]:
-    """The options that a point of such a space stands for."""
-    options: dict[str, Any] = dict(point)
-    if "token_share" in options:
-        low = options["sequence_threshold"]
-        options["token_threshold"] = low + (1.0 - low) * options.pop("token_share")
-    return options
+def values_of(strategy: Strategy, point: Mapping[str, float]) -> dict[str, Any]:
+    """What a point of the strategy's space sets in its trigger, by the trigger's own names."""
+    values: dict[str, Any] = dict(point)
+    if strategy.policy is None and "token_share" in values:
+        low = values["sequence_threshold"]
+        values["token_threshold"] = low + (1.0 - low) * values.pop("token_share")
+    return values
+
+
+def settings_of(strategy: Strategy, point: Mapping[str, float]) -> dict[str, Any]:
+    """The fields of `EdgeConfig` that a point of the strategy's space stands for."""
+    values = values_of(strategy, point)
+    if strategy.policy is None:
+        return values
+    return {"policy_option": tuple(f"{name}={value!r}" for name, value in values.items())}
 
 
 class Tuning:
@@ -71,8 +87,9 @@ class Tuning:
     ) -> None:
         """`state`: what an earlier `state()` gave for the same trigger; the search goes on from there. It begins with
         the strategy's own setting. Raises UsageError for a state that is none of this trigger."""
-        assert strategy.trigger in SPACES, f"nothing to tune in trigger {strategy.trigger}"
-        self._space = SPACES[strategy.trigger]
+        self._strategy = strategy
+        self._space = space_of(strategy)
+        assert self._space, f"nothing to tune in trigger {strategy.trigger}"
         self._seed, self._samples, self._trial_tokens = seed, samples, trial_tokens
         self._searches = 0
         self._reference_s: float | None = None
@@ -88,8 +105,8 @@ class Tuning:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The setting in force, as options."""
-        return options_of(self._point)
+        """The setting in force, by the names that the trigger has for it."""
+        return values_of(self._strategy, self._point)
 
     @property
     def done(self) -> bool:
@@ -131,7 +148,7 @@ class Tuning:
         except KeyError as error:
             raise UsageError(f"tuning state: it has no {error}; search again") from None
         self.tuner = Tuner.restore(tuner)
-        if self.tuner.space.parameters != self._space or self.tuner.samples != self._samples:
+        if self.tuner.space.parameters != dict(self._space) or self.tuner.samples != self._samples:
             raise UsageError("tuning state: it is of another search; search again")
         known = reference_s is None or (isinstance(reference_s, float) and 0.0 < reference_s < math.inf)
         if type(searches) is not int or not 0 <= searches < 1 << 31 or not known:

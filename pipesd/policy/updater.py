@@ -45,7 +45,7 @@ class Updater:
         """A generation begins; returns all that is in force."""
         self._update(estimate)
         changes = []
-        if self._strategy.batching == "dp":
+        if self._strategy.plans:
             changes.append(self._plan_change("begin"))
         if self.tuning is not None:
             changes.append(self._thresholds("begin"))
@@ -74,7 +74,7 @@ class Updater:
         if estimate.gamma_s and estimate.tpt_s:
             sending.trigger.adopt(Costs(estimate.gamma_s, sending.answer_s, estimate.tpt_s))
         figures = estimate.plan_figures()
-        why = None if figures is None or self._strategy.batching != "dp" else self._reason(estimate)
+        why = None if figures is None or not self._strategy.plans else self._reason(estimate)
         if figures is None or why is None:
             return None
         gap_s = figures.alpha_s if self._hockney else figures.gap_s

@@ -212,7 +212,7 @@ def _committed(g: Generation, event: Event) -> Iterator[str]:
 
 def _plan(g: Generation, event: Event) -> Iterator[str]:
     yield from _at_round_end(g)
-    if g.rule.batching != "dp":
+    if g.rule.batching not in ("dp", "policy"):
         yield "a plan that nothing goes by"
     first = event["why"] == "begin"  # repeats what is in force
     window, figures = (None, None) if first else (g.rule.window, g.link.plan_figures)

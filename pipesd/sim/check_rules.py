@@ -53,7 +53,7 @@ class TriggerRule:
 
     def may_ask(self, rule: str) -> bool:
         """Whether the trigger may ask by `rule` where `observe` could not tell."""
-        return self.name == rule == "gain"
+        return self.name == "policy" or self.name == rule == "gain"
 
     def asked(self) -> None:
         """Verification was asked for: a new draft begins."""
@@ -122,8 +122,8 @@ class DueRule:
         elif self.batching == "immediate" or (self.batching == "greedy" and link_idle):
             self.due = True
             self.waiting = 0
-        elif self.batching == "greedy" and link_idle is None:
-            self.may_be_due = True
+        elif self.batching == "policy" or (self.batching == "greedy" and link_idle is None):
+            self.may_be_due = True  # that a policy has its own is all that the log tells of it
 
     def sent(self, *, everything: bool) -> None:
         """A message was handed to the link; `everything`: it took all that waited."""

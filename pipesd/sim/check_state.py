@@ -121,13 +121,13 @@ class Generation:
 
     def sends_due(self) -> bool:
         """Whether tokens were to go: by what was due, or as the link has become idle meanwhile."""
-        greedy = self.rule.batching == "greedy" and self.link.idle(self.when_s) is not False
+        greedy = self.rule.batching in ("greedy", "policy") and self.link.idle(self.when_s) is not False
         return greedy or self.rule.due or self.rule.may_be_due
 
     def lacks_plan(self) -> bool:
         """Whether a round has ended that should have brought a plan for another window, and did not."""
         wanted, self.window = self.window, None
-        planned = self.rule.batching == "dp" and self.link.plan_figures is not None
+        planned = self.rule.batching in ("dp", "policy") and self.link.plan_figures is not None
         return planned and wanted is not None and self.rule.planned != wanted
 
     def cut(self, pos: int) -> None:
