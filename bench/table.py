@@ -31,8 +31,8 @@ SUMMED = ("tokens", "rounds", "navs", "drafted", "verified", "accepted", "promot
           "target_passes", "bytes_up", "bytes_down", "cloud_s", "draft_s")  # fmt: skip
 
 
-def rows_of(cell: Cell, options: argparse.Namespace, own_rows: Callable[[Cell], Mapping[str, Row]]) -> dict[str, Row]:
-    """What stands in every table, the bench's own rows, and one for each policy."""
+def standing_rows(policies: Sequence[str] = ()) -> dict[str, Row]:
+    """What stands in every table; `policies`: files, each of which gives a row of its own."""
     rows = {
         "cloud only": Row({"strategy": "cloud"}),
         "edge only": Row({"strategy": "local"}),
@@ -42,16 +42,19 @@ def rows_of(cell: Cell, options: argparse.Namespace, own_rows: Callable[[Cell], 
         "edgellm": tuned(strategy="edgellm"),
         REFERENCE: tuned(strategy="pipesd"),
         "auto": tuned(strategy="auto"),
-        **own_rows(cell),
     }
-    for path in options.policy:
+    for path in policies:
         from pipesd.policy.plugin import load_policy
 
-        name = load_policy(path).name
-        if name in rows:
-            raise UsageError(f"--policy {path}: there is a row {name!r} already; give the policy another name")
-        rows[name] = tuned(policy=path)
-    return chosen(rows, options.only)
+        rows = joined(rows, {load_policy(path).name: tuned(policy=path)})
+    return rows
+
+
+def joined(standing: Mapping[str, Row], own: Mapping[str, Row]) -> dict[str, Row]:
+    """Both. UsageError where they share a name, which a policy may bring about."""
+    if twice := [name for name in own if name in standing]:
+        raise UsageError(f"--policy: there is a row {twice[0]!r} already; give the policy another name")
+    return {**standing, **own}
 
 
 def paper_rows(dataset: str) -> dict[str, Row]:
@@ -97,13 +100,16 @@ def options_of(doc: str, add: Callable[[argparse.ArgumentParser], None] | None =
 def traces_of(options: argparse.Namespace, datasets: Sequence[str] = DATASETS) -> dict[str, tuple[Record, ...]]:
     """The records by data set: of the files given, named as they are, or of `datasets`. UsageError for a trace that
     leaves none to measure."""
-    found = {}
+    found: dict[str, tuple[Record, ...]] = {}
     for given in options.traces or datasets:
         path = TRACES / f"{given}.jsonl.gz" if given in datasets else Path(given)
         records = (table7(3 * TUNING_RECORDS) if given == SYNTHETIC else Trace.load(path)).records
         if len(records) <= TUNING_RECORDS:
             raise UsageError(f"{path}: it has {len(records)} records, of which {TUNING_RECORDS} tune: give more")
-        found[path.name.split(".")[0]] = records
+        name = path.name.split(".")[0]
+        if name in found:
+            raise UsageError(f"--traces: two are named {name!r}; give one of them another name")
+        found[name] = records
     return found
 
 
@@ -192,7 +198,8 @@ def run(
     if options.plot:
         plots.check(options.plot)
     stamp = begin()
-    tables = [rows_of(cell, options, own_rows) for cell in cells]
+    standing = standing_rows(options.policy)
+    tables = [chosen(joined(standing, own_rows(cell)), options.only) for cell in cells]
     found = []
     for cell, rows in zip(cells, tables, strict=True):
         outcomes = measure(cell, rows, options)
