@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -13,14 +14,19 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tun_link
-from tun_link import Direction, LinkError, TunLink
+from tun_direction import Direction
+from tun_link import LinkError, TunLink
 
+from pipesd.sim.schedule import Schedule
 from tests.clouds import wait_until
+from tests.programs import Program
 
 PROGRAM = str(Path(tun_link.__file__))
+ROOT = Path(PROGRAM).parents[1]
 ECHO = """
 import socket
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(("10.213.7.2", 9)); print("ready", flush=True)
@@ -87,12 +93,83 @@ def test_jitter_delays_and_keeps_the_order() -> None:
     assert close.arrived(9.0) == [number.to_bytes(2, "big") for number in range(100)]
 
 
+STEPS = Schedule(1.0, (0.8, 8.0), (80.0, 0.8))  # 0.1 and 1 MB/s up, 10 and 0.1 down
+
+
+def test_a_packet_under_way_at_a_change_is_finished_at_the_new_rate() -> None:
+    up = Direction(delay_s=0.5, schedule=STEPS, begun_s=100.0)
+    up.take(bytes(1500), 100.99)
+    up.take(bytes(1500), 100.99)
+    assert [at_s for at_s, _ in up.under_way] == pytest.approx([101.5005, 101.502]), "1000 bytes before, 500 behind"
+    down = Direction(way="down", schedule=STEPS, begun_s=100.0)
+    down.take(bytes(1500), 101.5)
+    assert down.due_s() == pytest.approx(101.515)
+
+
+def test_the_queue_holds_so_many_bytes_at_any_rate() -> None:
+    """Ten thousand of them take a tenth of a second before a change, a hundredth behind it."""
+    line = Direction(schedule=STEPS, queue_bytes=10_000)
+    for _ in range(20):
+        line.take(bytes(1000), 0.95)
+    assert (len(line.under_way), line.dropped) == (10, 10)
+    assert line.free_s == pytest.approx(1.005)
+    line.take(bytes(1000), 1.0)
+    assert line.dropped == 10, "half of them have gone"
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_the_line_ends_each_packet_when_the_schedule_says(way: Any) -> None:
+    line, chance = Direction(way=way, schedule=STEPS, queue_bytes=1e9), random.Random(1)
+    now_s, wanted = 0.0, []
+    for _ in range(300):
+        now_s += chance.random() / 50
+        length = chance.randrange(40, 1500)
+        wanted.append(STEPS.finish_s(max(now_s, wanted[-1] if wanted else 0.0), length, way))
+        line.take(bytes(length), now_s)
+    assert [at_s for at_s, _ in line.under_way] == pytest.approx(wanted)
+
+
+def test_a_cut_loses_what_it_meets_and_nothing_else() -> None:
+    line = Direction(delay_s=0.5, bytes_per_s=1000, cuts=((2.0, 3.0), (8.0, 1.0)), begun_s=100.0)
+    fates = {
+        101.3: True,
+        101.5: False,
+        103.0: False,
+        104.85: False,
+        104.95: True,
+        107.3: True,
+        107.45: False,
+        109.0: True,
+    }
+    for at_s in fates:
+        line.take(str(at_s).encode().ljust(100), at_s)  # 0.1 s of line
+    arrived = [float(packet) for packet in line.arrived(200.0)]
+    assert arrived == [at_s for at_s, arrives in fates.items() if arrives]
+    assert (line.cut, line.carried, line.lost, line.dropped) == (4, 4, 0, 0)
+
+
+def test_each_direction_has_its_own_figures() -> None:
+    flags = ["--delay-ms=5", "--jitter-ms=2", "--loss=.1", "--queue-bytes=999", "--up-mbps=8", "--cut=1:2", "--cut=4:1"]
+    flags += ["--down-delay-ms=0", "--down-jitter-ms=3", "--down-loss=0", "--up-queue-bytes=77"]
+    options = tun_link._options(flags)
+    up, down = tun_link._direction(options, "up", 1), tun_link._direction(options, "down", 2)
+    assert (up.delay_s, up.jitter_s, up.loss, up.queue_bytes, up.bytes_per_s) == (0.005, 0.002, 0.1, 77, 1e6)
+    assert (down.delay_s, down.jitter_s, down.loss, down.queue_bytes) == (0.0, 0.003, 0.0, 999)
+    assert up.cuts == down.cuts == ((1.0, 2.0), (4.0, 1.0)) and (up.way, down.way) == ("up", "down")
+
+
 @pytest.mark.parametrize(
-    "flags", [["--loss", "1.5"], ["--loss", "nan"], ["--delay-ms", "-1"], ["--up-mbps", "0"], ["--delay-ms", "inf"]]
-)
+    "flags",
+    [
+        ["--loss", "1.5"], ["--loss", "nan"], ["--delay-ms", "-1"], ["--up-mbps", "0"], ["--delay-ms", "inf"],
+        ["--cut", "5"], ["--cut", "-1:1"], ["--cut", "1:0"], ["--cut", "nan:1"], ["--up-queue-bytes", "0"],
+        ["--down-jitter-ms", "nan"], ["--schedule", "no-such-file"],
+        ["--schedule", "bench/scenario4.json", "--up-mbps", "5"],
+    ],
+)  # fmt: skip
 def test_wrong_use(flags: list[str]) -> None:
-    done = subprocess.run([sys.executable, PROGRAM, *flags], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and done.stdout == "" and flags[0] in done.stderr
+    done = subprocess.run([sys.executable, PROGRAM, *flags], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 2 and done.stdout == "" and flags[0] in done.stderr and "Traceback" not in done.stderr
 
 
 def test_where_it_cannot_be_made_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +228,54 @@ def test_losses_are_real() -> None:
     with TunLink(loss=0.2, seed=3) as link:
         times_s = round_trips_s(link, 20)
     assert 2 <= times_s.count(None) <= 15
+
+
+@needs_root
+@pytest.mark.slow
+def test_packets_vanish_during_a_cut_and_the_schedule_holds(tmp_path: Path) -> None:
+    """A round trip takes 1 kB of a line of 100 kB/s up; for the first seconds nothing comes back."""
+    Schedule(3600.0, (0.8,), (800.0,)).save(tmp_path / "schedule.json")
+    with TunLink(schedule=tmp_path / "schedule.json", cuts=[(0.0, 4.0)]) as link:
+        times_s = round_trips_s(link, 8, 972)
+    assert times_s[0] is None and times_s[-1] is not None
+    assert all(took_s >= 0.0099 for took_s in times_s if took_s is not None)
+    assert re.search(r"up: .* [1-9]\d* cut off", link.told)
+
+
+CLOUD = """
+import sys
+from tests.clouds import serving
+with serving(bind=sys.argv[1], insecure=True) as cloud:
+    print(cloud.address, flush=True)
+    sys.stdin.read()
+"""
+
+
+@needs_root
+@pytest.mark.slow
+def test_a_link_with_losses_and_a_cut_is_measured_to_its_end() -> None:
+    """TCP at both ends repairs both: the figures are told, of a delay that was set."""
+    delay_s = 0.01
+    with TunLink(delay_s=delay_s, up_bytes_per_s=2.5e6, down_bytes_per_s=25e6, loss=0.01, cuts=[(3.0, 0.5)]) as link:
+        bind = f"tcp://{link.address}:7421"
+        command = link.at_cloud([sys.executable, "-c", CLOUD, bind])
+        with subprocess.Popen(
+            command, cwd=ROOT, env=Program.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as cloud:
+            try:
+                assert cloud.stdout is not None and cloud.stdout.readline().decode().strip() == bind
+                measure = [*Program.command("edge"), "link", "--cloud", bind, "--seconds", "5", "--json", "--quiet"]
+                done = subprocess.run(
+                    link.at_edge(measure), env=Program.environment(), capture_output=True, text=True, check=False
+                )
+            finally:
+                cloud.kill()
+    found = json.loads(done.stdout)
+    assert done.returncode == 0 and found["error"] is None, done.stderr
+    assert 2e3 * delay_s <= found["rtt_ms"]["min"] < 2e3 * delay_s + 15 and found["alpha_ms"] >= 1e3 * delay_s
+    assert found["probes"] > 0  # the bandwidths are what TCP made of it
+    for way in ("up", "down"):
+        assert re.search(rf"{way}: \d+ packets, [1-9]\d* lost, \d+ dropped, [1-9]\d* cut off", link.told)
 
 
 def started(*flags: str) -> tuple[subprocess.Popen[bytes], dict[str, str]]:

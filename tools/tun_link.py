@@ -3,9 +3,11 @@
 
 Each namespace has a TUN device, and a process carries packets from one to the other: each direction serialises them at
 a rate behind a bounded queue that drops what is too much, then delays them, by more or less if there is jitter (they
-stay in order), and loses some at random. Nothing of `tc` is needed, which many kernels lack the parts of.
+stay in order), and loses some at random and all during a cut. Rates may follow a schedule, as scenario 4 of PipeSD does
+(bench/scenario4.json). Nothing of `tc` is needed, which many kernels lack the parts of.
 
     tools/tun_link.py --delay-ms 20 --up-mbps 20 --down-mbps 200 --loss 0.01
+    tools/tun_link.py --delay-ms 25 --schedule bench/scenario4.json --cut 30:2
 
 prints one JSON line, {"edge": NAMESPACE, "cloud": NAMESPACE, "address": IP}, and runs until a signal or the end of its
 stdin. Then `ip netns exec NAMESPACE COMMAND` runs a command at either end; the cloud is at IP, the edge at IP - 1.
@@ -37,10 +39,14 @@ import struct
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from tun_direction import Direction
+
+if TYPE_CHECKING:
+    from pipesd.sim.schedule import Schedule
 
 TUN = "/dev/net/tun"
 EDGE_ADDRESS, CLOUD_ADDRESS = "10.213.7.1", "10.213.7.2"  # in namespaces of their own they are in nobody's way
@@ -56,52 +62,12 @@ class LinkError(Exception):
     """The link cannot be made here; one line that says why."""
 
 
-@dataclass
-class Direction:
-    """Packets one way. Times are in s, of any clock that does not go back."""
-
-    delay_s: float = 0.0
-    bytes_per_s: float = math.inf
-    jitter_s: float = 0.0  # a packet takes up to so much longer, evenly distributed
-    loss: float = 0.0  # share of the packets
-    queue_bytes: float = 1 << 20  # what may wait for the line
-    random: random.Random = field(default_factory=lambda: random.Random(0))
-    under_way: deque[tuple[float, bytes]] = field(default_factory=deque)
-    free_s: float = -math.inf  # when the line has serialised all it took
-    last_s: float = -math.inf  # when the last packet arrives
-    carried: int = 0
-    lost: int = 0
-    dropped: int = 0  # the queue was full
-
-    def take(self, packet: bytes, now_s: float) -> None:
-        """A packet enters at `now_s`."""
-        start_s = max(self.free_s, now_s)
-        if (start_s - now_s) * self.bytes_per_s + len(packet) > max(self.queue_bytes, len(packet)):
-            self.dropped += 1
-            return
-        self.free_s = start_s + len(packet) / self.bytes_per_s
-        if self.loss and self.random.random() < self.loss:
-            self.lost += 1  # behind the line, which it has kept busy
-            return
-        late_s = self.random.uniform(0, self.jitter_s) if self.jitter_s else 0.0
-        self.last_s = max(self.last_s, self.free_s + self.delay_s + late_s)
-        self.under_way.append((self.last_s, packet))
-
-    def due_s(self) -> float:
-        """When the next packet arrives; infinite if none is under way."""
-        return self.under_way[0][0] if self.under_way else math.inf
-
-    def arrived(self, now_s: float) -> list[bytes]:
-        """Those that are at the far end by now, in order."""
-        packets = []
-        while self.due_s() <= now_s:
-            packets.append(self.under_way.popleft()[1])
-        self.carried += len(packets)
-        return packets
-
-
 class TunLink:
-    """A link in a process of its own, from `with` to its end. Raises LinkError where it cannot be made."""
+    """A link in a process of its own, from `with` to its end. Raises LinkError where it cannot be made.
+
+    `schedule` is a file of bandwidths that change, instead of the rates; `cuts` are pairs (begin, length), s from when
+    the link is there. At the end `told` says what became of the packets, a line for each direction.
+    """
 
     def __init__(
         self,
@@ -112,13 +78,18 @@ class TunLink:
         jitter_s: float = 0.0,
         loss: float = 0.0,
         queue_bytes: int = 1 << 20,
+        schedule: str | os.PathLike[str] | None = None,
+        cuts: Iterable[tuple[float, float]] = (),
         seed: int = 0,
     ) -> None:
         self.address = CLOUD_ADDRESS
+        self.told = ""
         self._options = [
             f"--delay-ms={delay_s * 1e3!r}", f"--up-mbps={up_bytes_per_s * 8e-6!r}",
             f"--down-mbps={down_bytes_per_s * 8e-6!r}", f"--jitter-ms={jitter_s * 1e3!r}", f"--loss={loss!r}",
             f"--queue-bytes={queue_bytes}", f"--seed={seed}",
+            *([] if schedule is None else [f"--schedule={os.fspath(schedule)}"]),
+            *(f"--cut={at_s!r}:{lasts_s!r}" for at_s, lasts_s in cuts),
         ]  # fmt: skip
 
     def __enter__(self) -> Self:
@@ -140,7 +111,7 @@ class TunLink:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self.told = self._end()
 
     def at_edge(self, command: Sequence[str]) -> list[str]:
         """The command that runs this one at the edge."""
@@ -209,6 +180,7 @@ def _carry(edge: int, cloud: int, up: Direction, down: Direction) -> None:
     """Until stdin ends. One loop around select, whose timers are exact where those of epoll are in ms; just before one
     of few packets is due it does not sleep, since waking up takes long."""
     stdin = sys.stdin.fileno()
+    up.begun_s = down.begun_s = time.monotonic()
     while True:
         due_s = min(up.due_s(), down.due_s())
         spin_s = _SPIN_S if len(up.under_way) + len(down.under_way) <= _FEW else 0.0
@@ -265,34 +237,73 @@ def _time_ms(text: str) -> float:
     return figure
 
 
+def _cut(text: str) -> tuple[float, float]:
+    at, _, lasts = text.partition(":")
+    try:
+        cut = float(at), float(lasts)
+    except ValueError:
+        cut = math.nan, math.nan
+    if not (0 <= cut[0] < math.inf and 0 < cut[1] < math.inf):
+        raise argparse.ArgumentTypeError(f"{text}: give AT:LASTS in seconds, such as 10:2.5")
+    return cut
+
+
+def _schedule(path: str) -> Schedule:
+    sys.path.append(str(Path(__file__).resolve().parents[1]))  # also where the package is not installed
+    from pipesd.errors import UsageError
+    from pipesd.sim.schedule import Schedule
+
+    try:
+        return Schedule.load(path)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="tools/tun_link.py", description="Emulates a slow link between two network namespaces (Linux, root)."
     )
-    parser.add_argument("--delay-ms", type=_time_ms, default=0.0, help="one way, in each direction; default 0")
-    parser.add_argument(
-        "--jitter-ms", type=_time_ms, default=0.0, help="a packet takes up to so much longer; default 0"
+    both: tuple[tuple[str, Any, float, str], ...] = (
+        ("delay-ms", _time_ms, 0.0, "one way, in each direction; default 0"),
+        ("jitter-ms", _time_ms, 0.0, "a packet takes up to so much longer; default 0"),
+        ("loss", _share, 0.0, "share of the packets lost, each way; default 0"),
+        ("queue-bytes", _positive, 1 << 20, "before each line; default 1 MiB"),
     )
-    parser.add_argument("--loss", type=_share, default=0.0, help="share of the packets lost, each way; default 0")
-    parser.add_argument("--queue-bytes", type=_positive, default=1 << 20, help="before each line; default 1 MiB")
+    for name, kind, default, text in both:
+        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--seed", type=int, default=0, help="of losses and jitter; default 0")
     for way, end in (("up", "edge to cloud"), ("down", "cloud to edge")):
         parser.add_argument(f"--{way}-mbps", type=_positive, default=math.inf, help=f"Mbit/s {end}; default no limit")
-        parser.add_argument(f"--{way}-loss", type=_share, help=f"share lost {end}, instead of --loss")
-        parser.add_argument(f"--{way}-delay-ms", type=_time_ms, help=f"{end}, instead of --delay-ms")
-    return parser.parse_args(arguments)
+        for name, kind, _, _ in both:
+            parser.add_argument(f"--{way}-{name}", type=kind, help=f"{end}, instead of --{name}")
+    parser.add_argument("--schedule", type=_schedule, metavar="FILE", help="Mbit/s that change, instead of the rates")
+    parser.add_argument(
+        "--cut", type=_cut, metavar="AT:LASTS", action="append", default=[],
+        help="no packet arrives from second AT on, for so many seconds; may be given again",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    if options.schedule is not None and min(options.up_mbps, options.down_mbps) != math.inf:
+        parser.error("--schedule and a rate: give one of them")
+    return options
 
 
-def _direction(options: argparse.Namespace, way: str, seed: int) -> Direction:
+def _direction(options: argparse.Namespace, way: Literal["up", "down"], seed: int) -> Direction:
     given: dict[str, Any] = vars(options)
-    loss, delay_ms = given[f"{way}_loss"], given[f"{way}_delay_ms"]
+
+    def of(name: str) -> float:
+        own = given[f"{way}_{name}"]
+        return float(given[name] if own is None else own)
+
     return Direction(
-        delay_s=(options.delay_ms if delay_ms is None else delay_ms) / 1e3,
+        delay_s=of("delay_ms") / 1e3,
         bytes_per_s=given[f"{way}_mbps"] * 1e6 / 8,
-        jitter_s=options.jitter_ms / 1e3,
-        loss=options.loss if loss is None else loss,
-        queue_bytes=options.queue_bytes,
+        jitter_s=of("jitter_ms") / 1e3,
+        loss=of("loss"),
+        queue_bytes=of("queue_bytes"),
         random=random.Random(seed),
+        way=way,
+        schedule=options.schedule,
+        cuts=tuple(options.cut),
     )
 
 
@@ -326,7 +337,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL, check=False)
         for way, direction in (("up", up), ("down", down)):
             print(
-                f"{way}: {direction.carried} packets, {direction.lost} lost, {direction.dropped} dropped",
+                f"{way}: {direction.carried} packets, {direction.lost} lost, {direction.dropped} dropped, "
+                f"{direction.cut} cut off",
                 file=sys.stderr,
             )
 
