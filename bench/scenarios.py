@@ -44,10 +44,16 @@ class Regime(NamedTuple):
 
     def link(self, up_mbps: float = UP_MBPS, down_mbps: float = DOWN_MBPS, **further: Any) -> Link:
         """The link at that bandwidth; `further`: fields of Link."""
-        fields = {"up_bytes_per_s": up_mbps * 1e6 / 8, "down_bytes_per_s": down_mbps * 1e6 / 8, "jitter_s": JITTER_S}
+        return self._link(up_bytes_per_s=up_mbps * 1e6 / 8, down_bytes_per_s=down_mbps * 1e6 / 8, **further)
+
+    def changing(self, bandwidths: Schedule, **further: Any) -> Link:
+        """The link at bandwidths that change."""
+        return self._link(bandwidths=bandwidths, **further)
+
+    def _link(self, **fields: Any) -> Link:
         if self.name == "fat":
-            return Link.hockney(ALPHA_S, up_bytes_per_draft_token=FAT_BYTES, **fields | further)
-        return Link.streamed(ALPHA_S, GAP_S, **fields | further)
+            return Link.hockney(ALPHA_S, up_bytes_per_draft_token=FAT_BYTES, **{"jitter_s": JITTER_S, **fields})
+        return Link.streamed(ALPHA_S, GAP_S, **{"jitter_s": JITTER_S, **fields})
 
 
 FAT = Regime("fat", {"link_model": "hockney"})
@@ -57,7 +63,7 @@ REGIMES = {regime.name: regime for regime in (FAT, THIN)}
 
 def scenario_link(scenario: int, regime: Regime) -> Link:
     """The link of the paper's scenario 1, 2, 3 or 4."""
-    return regime.link(bandwidths=Schedule.load(SCENARIO_4)) if scenario == 4 else regime.link()
+    return regime.changing(Schedule.load(SCENARIO_4)) if scenario == 4 else regime.link()
 
 
 def gamma_s(scenario: int) -> float:

@@ -1,0 +1,398 @@
+"""The tables of strategies: that each has its rows and columns, what is tuned on, what is printed, what is kept."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+
+import pipesd
+from pipesd.errors import Unreachable, UsageError
+from pipesd.sim.link_model import Link
+from pipesd.sim.schedule import Schedule
+from pipesd.sim.synthetic import synthetic_trace
+from pipesd.sim.trace import Record
+
+ROOT = Path(__file__).parents[1]
+BENCH = ROOT / "bench"
+
+sys.path.append(str(BENCH))
+import measuring  # noqa: E402
+import plots  # noqa: E402
+import printed  # noqa: E402
+import scenarios  # noqa: E402
+import stamp  # noqa: E402
+import table  # noqa: E402
+from measuring import Cell, Outcome, Row, tuned  # noqa: E402
+
+STANDING = ("cloud only", "edge only", "co-located", "vanilla", "hsl", "edgellm", "pipesd", "auto")
+COLUMNS = ("kind", "ms_per_token", "cloud_s_per_1000_tokens", "passes_per_token", "bytes_per_token", "acceptance")
+TABLES = [path.stem for path in sorted(BENCH.glob("*.py")) if "options_of(__doc__" in path.read_text()]
+MINE = ("ablation", "bandwidth", "overall", "verification")
+FEW = ("--seeds", "2", "--samples", "1", "--tokens", "6")
+POLICY = """
+from pipesd.policy.plugin import BaseTrigger, Parameter, Policy
+
+class Every(BaseTrigger):
+    def observe(self, p_draft, entropy=0.0):
+        self.seen += 1
+        return "length" if self.seen >= self.length else None
+
+    def reset(self):
+        self.seen = 0
+
+POLICY = Policy(name="every", trigger=Every, parameters={"length": Parameter(1, 8, integer=True)}, first={"length": 3})
+"""
+
+
+def load_program() -> Any:
+    """bench/__main__.py as a module."""
+    found = importlib.util.spec_from_file_location("bench_program", BENCH / "__main__.py")
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+program = load_program()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A trace of six short records, under a name that has printed figures."""
+    path = tmp_path_factory.mktemp("traces") / "humaneval.jsonl.gz"
+    synthetic_trace(6, 12, acceptance=0.8, seed=3).save(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("policies") / "every.py"
+    path.write_text(POLICY)
+    return str(path)
+
+
+@pytest.fixture
+def said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., dict[str, Any]]:
+    """Runs a bench with options: its last line, as an object."""
+
+    def run(name: str, *words: str) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", [name, *words, "--results", str(tmp_path / "results")])
+        assert importlib.import_module(name).main() == 0
+        found = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert isinstance(found, dict)
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_has_its_rows_and_columns(name: str, tiny: str, policy: str, said: Callable[..., Any]) -> None:
+    found = said(name, *FEW, "--traces", tiny, "--policy", policy)
+    assert found["bench"] == name and found["cells"]
+    for cell in found["cells"]:
+        rows = cell["rows"]
+        assert set(rows) >= {"cloud only", "edge only", "co-located", "pipesd", "every"}, cell["name"]
+        if name in MINE:
+            assert tuple(rows)[: len(STANDING)] == STANDING
+        for row in rows.values():
+            assert set(row) >= set(COLUMNS)
+            assert row["kind"] in ("real", "replayed", "simulated")
+            assert row["ms_per_token"] > 0 and row["passes_per_token"] <= 1.0
+        assert rows["cloud only"]["passes_per_token"] == 1.0
+        assert rows["edge only"]["passes_per_token"] == 0.0 == rows["edge only"]["cloud_s_per_1000_tokens"]
+        for row_name in set(rows) - {"pipesd"}:
+            ratio = rows[row_name]["over_pipesd"]
+            assert ratio["low"] <= ratio["mean"] <= ratio["high"]
+            assert (ratio["verdict"] == "no difference") == (ratio["low"] <= 1.0 <= ratio["high"])
+
+
+def test_own_rows_stand_behind_and_printed_figures_beside(tiny: str, said: Callable[..., Any]) -> None:
+    found = said("overall", *FEW, "--traces", tiny, "--regime", "fat", "--scenarios", "1,4")
+    assert [cell["scenario"] for cell in found["cells"]] == [1, 4]
+    rows = found["cells"][0]["rows"]
+    for name in ("vanilla", "vanilla-paper"):
+        assert rows[name]["printed"] == {"ms_per_token": 194}
+        assert rows[name]["ours_over_printed"]["ms_per_token"] == pytest.approx(rows[name]["ms_per_token"] / 194)
+        assert rows[name]["printed_over_pipesd"] == pytest.approx(194 / 129)
+    assert "printed_over_pipesd" not in rows["pipesd"] and rows["cloud only"]["printed"] == {}
+    assert rows["vanilla-paper"]["tuned"] == [{}, {}] and rows["vanilla-paper"]["settings"]["draft_length"] == 6
+    assert all("draft_length" in setting for setting in rows["vanilla"]["tuned"])
+    assert rows["vanilla"]["bytes_per_token"] > scenarios.FAT_BYTES > rows["co-located"]["bytes_per_token"]
+
+
+def test_other_figures_stand_beside_the_printed_ones(tiny: str, said: Callable[..., Any]) -> None:
+    found = said("verification", *FEW, "--traces", tiny, "--only", "hsl,hsl-paper")
+    row = found["cells"][0]["rows"]["hsl-paper"]
+    assert row["printed"] == printed.VERIFICATION["hsl"]
+    assert row["ours_over_printed"]["acceptance"] == pytest.approx(row["acceptance"] / 0.915)
+    assert row["navs_per_token"] == pytest.approx(row["navs"] / row["tokens"])
+
+
+def test_results_are_kept_with_their_stamp(tiny: str, said: Callable[..., Any], tmp_path: Path) -> None:
+    words = (*FEW, "--traces", tiny, "--only", "cloud only", "--regime", "thin")
+    found = [said("ablation", *words) for _ in range(2)]
+    kept = sorted((tmp_path / "results").glob("ablation-*Z*.json"))
+    assert len(kept) == 2 and [json.loads(path.read_text()) for path in kept] == found
+    assert set(found[0]["machine"]) == {"cpu", "cores", "system", "python", "numpy", "pipesd", "load"}
+    assert found[0]["machine"]["numpy"] == numpy.__version__ and found[0]["machine"]["pipesd"] == pipesd.__version__
+    assert set(found[0]) >= {"commit", "dirty", "seconds", "begun", "options"}
+    assert found[0]["cells"] == found[1]["cells"]  # the same seeds, the same figures
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+RECORDS = synthetic_trace(7, 8, seed=1).records
+CELL = Cell("a cell", "humaneval", RECORDS, Link(), 0.01, 0.02)
+
+
+def cell_options(**changed: Any) -> argparse.Namespace:
+    return argparse.Namespace(**{"seeds": 2, "samples": 8, "tokens": 8, "quick": False, **changed})
+
+
+class FakeSimulation:
+    """Takes longer the further `draft_length` is from 6, and fails at 1."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Sequence[Record], dict[str, Any]]] = []
+
+    def __call__(self, records: Sequence[Record], **given: Any) -> Any:
+        self.calls.append((records, given))
+        length = given["settings"].get("draft_length", 4)
+        if length == 1:
+            raise Unreachable("nothing comes")
+        numbers = {name: 1 for name in table.SUMMED} | {"tokens": 8}
+        return SimpleNamespace(
+            each=[
+                {**numbers, "record": i, "tpt_ms": 10.0 + abs(length - 6) + len(record.prompt) / 100}
+                for i, record in enumerate(records)
+            ]
+        )
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSimulation:
+    made = FakeSimulation()
+    monkeypatch.setattr(measuring, "simulate", made)
+    return made
+
+
+def test_tuning_never_sees_what_is_measured(fake: FakeSimulation) -> None:
+    outcomes = measuring.measure(CELL, {"vanilla": tuned(strategy="vanilla")}, cell_options())
+    tuning, rest = set(RECORDS[:4]), set(RECORDS[4:])
+    for seed in range(2):
+        mine = [set(records) for records, given in fake.calls if given["seed"] == seed]
+        assert mine == [tuning] * 8 + [rest]
+    assert [dict(outcome.found) for outcome in outcomes["vanilla"]] == [{"draft_length": 6}] * 2
+
+
+def test_quick_measures_other_prompts_too(fake: FakeSimulation) -> None:
+    measuring.measure(CELL, {"vanilla": tuned(strategy="vanilla")}, cell_options(quick=True, samples=1, seeds=1))
+    assert [set(records) for records, _ in fake.calls] == [{RECORDS[0]}, {RECORDS[4], RECORDS[5]}]
+
+
+def test_rows_without_parameters_or_search_are_not_tuned(fake: FakeSimulation) -> None:
+    rows = {"cloud": tuned(strategy="cloud"), "given": Row({"strategy": "vanilla", "draft_length": 2})}
+    measuring.measure(CELL, rows, cell_options(seeds=1))
+    assert len(fake.calls) == 2
+
+
+def test_statistics_find_back_to_their_prompts(fake: FakeSimulation) -> None:
+    for seed in range(3):
+        each = measuring.run_row(Row({}), CELL, RECORDS, tokens=8, seed=seed, found={})
+        assert [s["tpt_ms"] for s in each] == [12.0 + len(record.prompt) / 100 for record in RECORDS]
+    orders = {tuple(RECORDS.index(record) for record in records) for records, _ in fake.calls}
+    assert len(orders) == 3
+
+
+def test_seeds_redraw_a_drawn_schedule_and_leave_a_written_one(fake: FakeSimulation) -> None:
+    for drawn in (Schedule.redrawn(5, steps=60), Schedule(1.0, (10.0,), (20.0,))):
+        cell = CELL._replace(link=Link(bandwidths=drawn))
+        for seed in range(2):
+            measuring.run_row(Row({}), cell, RECORDS, tokens=8, seed=seed, found={})
+    first, second, third, fourth = (given["link"].bandwidths for _, given in fake.calls)
+    assert first == Schedule.redrawn(5, steps=60) and second == Schedule.redrawn(6, steps=60)
+    assert third == fourth == Schedule(1.0, (10.0,), (20.0,))
+    co_located = Row({}, linked=False)
+    measuring.run_row(co_located, cell, RECORDS, tokens=8, seed=0, found={})
+    assert fake.calls[-1][1]["link"] == Link()
+
+
+def test_ratios_pair_prompts_over_seeds() -> None:
+    def outcomes(factor: float) -> list[Outcome]:
+        return [
+            Outcome({}, {p: {"tpt_ms": factor * (10 + 5 * p) * (1 + seed / 10)} for p in range(4)}) for seed in range(3)
+        ]
+
+    ratio = measuring.over(outcomes(1.5), outcomes(1.0))
+    assert tuple(ratio) == pytest.approx((1.5, 1.5, 1.5)) and ratio.verdict == "1.50 times"
+    assert measuring.over(outcomes(1.0), outcomes(1.0)).verdict == "no difference"
+    one = [Outcome({}, {0: {"tpt_ms": value}}) for value in (10.0, 20.0)]
+    other = [Outcome({}, {0: {"tpt_ms": value}}) for value in (10.0, 10.0)]
+    assert measuring.over(one, other).verdict == "no difference"
+
+
+# -- what is printed, and options -------------------------------------------------------------------------------------
+
+
+def test_printed_figures_agree_with_each_other_and_with_the_papers_headlines() -> None:
+    ratios = [printed.ratios(figures) for sets in printed.OVERALL.values() for figures in sets.values()]
+    for name, low, high in (("vanilla", 1.33, 2.16), ("hsl", 1.19, 1.61), ("edgellm", 1.16, 1.32)):
+        values = [ratio[name] for ratio in ratios]
+        assert (round(min(values), 2), round(max(values), 2)) == pytest.approx((low, high), abs=0.011)
+    first = printed.OVERALL[1]
+    assert all(printed.AUTOTUNER[name]["pipesd"] == first[name]["pipesd"] for name in printed.DATASETS)
+    assert printed.ABLATION["pipesd"] == first["humaneval"]["pipesd"]
+    for name, figure in printed.BANDWIDTH[20].items():
+        assert abs(figure - first["humaneval"][name]) <= 3  # it was read off a chart
+    for row in printed.VERIFICATION.values():  # a verification brings what was accepted and the target's own
+        assert row["navs_per_token"] == pytest.approx(1 / (1 + row["draft_length"] * row["acceptance"]), rel=0.003)
+
+
+def test_the_papers_settings() -> None:
+    assert scenarios.FAT.link().up_bytes_per_draft_token / scenarios.FAT.link().up_bytes_per_s == pytest.approx(
+        0.116, abs=5e-4
+    )
+    assert scenarios.FAT.link().gap_s == scenarios.ALPHA_S
+    thin = scenarios.THIN.link(80)
+    assert thin.up_bytes_per_draft_token == 0 and thin.gap_s + thin.latency_s == pytest.approx(scenarios.ALPHA_S)
+    assert thin.up_bytes_per_s == 10e6
+    assert scenarios.gamma_s(3) == pytest.approx(0.153)
+    schedule = scenarios.scenario_link(4, scenarios.THIN).bandwidths
+    assert schedule is not None and schedule.every_s == 20
+    assert 10 <= min(schedule.up_mbps) < max(schedule.up_mbps) <= 80
+    assert scenarios.paper_settings("gsm8k")["vanilla-paper"]["draft_length"] == 4
+    assert scenarios.paper_settings("table7")["hsl-paper"]["token_threshold"] == 0.99
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--seeds", "0"),
+        ("--samples", "-1"),
+        ("--pass-ms", "0"),
+        ("--pass-ms", "nan"),
+        ("--only", "nothing"),
+        ("--scenarios", "5"),
+        ("--traces", "no/such.jsonl.gz"),
+        ("--policy", "no/such.py"),
+        ("--plot", "no/such/folder.png"),
+        ("--plot", "picture.nothing"),
+    ],
+)
+def test_wrong_options_give_one_line(words: tuple[str, ...], tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "--plot" in words:
+        pytest.importorskip("matplotlib")
+    monkeypatch.setattr(sys, "argv", ["overall", "--traces", tiny, *words])
+    with pytest.raises(UsageError) as raised:
+        importlib.import_module("overall").main()
+    assert "\n" not in str(raised.value)
+
+
+def test_rows_that_share_a_name_are_refused(policy: str) -> None:
+    with pytest.raises(UsageError, match="'every'"):
+        table.standing_rows([policy, policy])
+    with pytest.raises(UsageError, match="another name"):
+        table.joined(table.standing_rows(), {"hsl": Row({})})
+
+
+def test_traces_need_records_to_measure_and_names_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "few.jsonl.gz"
+    synthetic_trace(4, 4).save(path)
+    with pytest.raises(UsageError, match="it has 4 records, of which 4 tune"):
+        table.traces_of(argparse.Namespace(traces=[str(path)]))
+    with pytest.raises(UsageError, match="two are named 'table7'"):
+        table.traces_of(argparse.Namespace(traces=["table7", "table7"]))
+
+
+def test_results_that_cannot_be_kept_give_one_line(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    with pytest.raises(UsageError, match="give a folder"):
+        stamp.finish("x", stamp.begin(), argparse.Namespace(results=str(taken)), {})
+
+
+def test_json_has_no_infinite_numbers() -> None:
+    assert stamp.rounded({"a": [float("inf"), float("nan"), 1 / 3], 2: "b"}) == {"a": [None, None, 0.333333], "2": "b"}
+
+
+# -- plots ------------------------------------------------------------------------------------------------------------
+
+
+def drawn_cells() -> list[dict[str, Any]]:
+    rows: dict[str, Mapping[str, Any]] = {
+        "pipesd": {"ms_per_token": 20.0, "printed": {"ms_per_token": 30.0}},
+        "cloud only": {"ms_per_token": 25.0, "printed": {}},
+    }
+    return [{"name": f"cell {x}", "x": x, "regime": "fat", "rows": rows} for x in (10, 20)]
+
+
+def test_plots_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plots.check(str(tmp_path / "bars.png"))
+    plots.bars(drawn_cells(), str(tmp_path / "bars.png"))
+    plots.lines(drawn_cells(), str(tmp_path / "lines.svg"), "x", "uplink", ("regime",))
+    assert (tmp_path / "bars.png").read_bytes()[:4] == b"\x89PNG" and b"<svg" in (tmp_path / "lines.svg").read_bytes()
+
+
+def test_without_matplotlib_there_is_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UsageError, match="pip install matplotlib"):
+        plots.check("x.png")
+
+
+# -- all benches by name ----------------------------------------------------------------------------------------------
+
+
+def test_list_names_every_bench() -> None:
+    done = subprocess.run([sys.executable, "-m", "bench", "--list"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    listed = {line.split()[0]: line for line in done.stdout.splitlines()}
+    programs = {path.stem for path in BENCH.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()}
+    assert set(listed) == programs - {"__main__"}
+    assert {*MINE, "codec", "strategies", "transport"} <= set(listed)
+    assert all(len(line.split()) > 3 for line in listed.values())
+    assert "needs --draft --target" in listed["exactness"] and "needs" not in listed["overall"]
+
+
+def test_a_bench_is_run_by_its_name() -> None:
+    words = [sys.executable, "-m", "bench", "overall", "--seeds", "none"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2 and "--seeds" in done.stderr
+
+
+def test_a_name_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["overal"]) == 2
+    assert capsys.readouterr().err == "error: no bench 'overal': did you mean overall?\n"
+
+
+def test_all_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("first", "needy", "last", "slow")
+    made = {name: program.Bench(name, "", ("--draft",) if name == "needy" else (), name != "slow") for name in names}
+    ran: list[tuple[str, list[str]]] = []
+
+    def run(bench: Any, words: list[str]) -> int:
+        ran.append((bench.name, words))
+        return 3 if bench.name == "first" else 0
+
+    monkeypatch.setattr(program, "benches", lambda: made)
+    monkeypatch.setattr(program, "run", run)
+    assert program.main(["all", "--quick"]) == 1
+    assert ran == [("first", ["--quick"]), ("last", ["--quick"]), ("slow", [])]
+    told = capsys.readouterr().err
+    assert "first: failed with 3" in told and "needy: left out, it needs --draft" in told and "last: done" in told
+    del made["first"]
+    assert program.main(["all", "--quick"]) == 0
