@@ -8,14 +8,13 @@ from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
+from recording import LONGEST_PROMPT
 
 from pipesd.cloud.loading import load_target
 from pipesd.cloud.target import TorchTarget
 from pipesd.edge.drafter import Drafter
 from pipesd.policy.sampler import Sampler
 from pipesd.policy.sampling import Sampling
-
-LONGEST_PROMPT = 256  # ids
 
 
 class Place(NamedTuple):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from exactness import KILL_EVERY_S, WAYS, cloud, generate, kill_worker
-from replay import LONGEST_PROMPT, prompts_of
+from recording import LONGEST_PROMPT, prompts_of
 
 from pipesd.config import EdgeConfig
 from pipesd.core import common_prefix

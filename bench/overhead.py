@@ -129,11 +129,11 @@ def main() -> int:
 
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder, edge_of(options, wanted * 8 // TOKENS + 1, TOKENS) as edge:
-        edge.run({"strategy": "pipesd", "tuning": "off"}, edge.recording.records[:1], 16)  # loads what is compiled
+        edge.run({"strategy": "pipesd", "tuning": "off"}, edge.trace.records[:1], 16)  # loads what is compiled
         stopwatch = Stopwatch(time.thread_time if options.cpu_time else time.perf_counter)
         watch(stopwatch)
         settings = {"strategy": "pipesd", "tuning": str(Path(folder, "tuning.json"))}
-        run = edge.run(settings, edge.recording.records, TOKENS, rounds=wanted)
+        run = edge.run(settings, edge.trace.records, TOKENS, rounds=wanted)
     rounds = run.sums["rounds"]
     run_s = run.ms_per_token * run.sums["tokens"] / 1e3
     apart_s = None if options.quick else loading_s()

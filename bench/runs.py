@@ -8,23 +8,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from replay import (
-    CONTEXT,
-    HEADROOM,
-    LAW,
-    Addresses,
-    Record,
-    Recording,
-    Replay,
-    checked,
-    prompts_of,
-    record,
-    replaying,
-    scripted_recording,
-)
+from recording import Recorder, Said, trace_of
+from replay import CONTEXT, Addresses, Replay, replaying
 
 from pipesd.config import EdgeConfig
 from pipesd.core import Drawn, common_prefix
@@ -32,13 +22,18 @@ from pipesd.edge.models import Drafter, Tokeniser
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import UsageError
 from pipesd.policy.sampler import Chooser
+from pipesd.protocol.vocabulary import vocabulary_hash
 from pipesd.sim.check import check_file
 from pipesd.sim.drafters import Agreement, ScriptedDrafter
+from pipesd.sim.texts import KeyedText, continuation
 from pipesd.sim.tokeniser import ByteTokeniser
+from pipesd.sim.trace import Record, Trace
 
 PAPER_BETA_MS = 116.0  # 32,256 probabilities of 9 bytes at 20 Mbit/s
 STALL_S = 60.0  # a setting that brings nothing new for so long has failed
+LAW = KeyedText(7)  # what a scripted target says
 AGREEMENT = 0.8  # of the scripted drafter
+TRACES = tuple(str(Path(__file__).parent / "traces" / f"{name}.jsonl.gz") for name in ("humaneval", "gsm8k"))
 SUMMED = ("tokens", "rounds", "drafted", "verified", "accepted", "promoted", "discarded", "stale", "navs",
           "target_passes", "bytes_up", "bytes_down", "cloud_s", "draft_s")  # fmt: skip
 ESTIMATES = ("alpha_ms", "beta_ms", "gap_ms", "gamma_ms", "rtt_ms")
@@ -77,12 +72,12 @@ class Measured(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """One draft model with a cloud that replays `recording`."""
+    """One draft model with a cloud that replays `trace`."""
 
     where: Addresses
     drafter: Drafter
     tokeniser: Tokeniser
-    recording: Recording
+    trace: Trace
     events: Path | None  # a folder for the event log of each run, which is then checked
 
     def run(
@@ -102,14 +97,14 @@ class Edge(NamedTuple):
         each: list[dict[str, Any]] = []
         wrong = []
         with EdgeSession(config, drafter=self.drafter, tokeniser=self.tokeniser) as session:
-            for prompt, output, seed in records:
+            for record in records:
                 if sum(stats["rounds"] for stats in each) >= rounds:
                     break
-                for _ in session.generate(prompt, max_tokens=tokens, seed=seed, **self.recording.sampling):
+                for _ in session.generate(record.prompt, max_tokens=tokens, seed=record.seed, **self.trace.sampling):
                     pass
                 each.append(session.stats)
-                if config.strategy != "local" and session.token_ids != output[:tokens]:
-                    at = common_prefix(session.token_ids, output)
+                if config.strategy != "local" and session.token_ids != record.output[:tokens]:
+                    at = common_prefix(session.token_ids, record.output)
                     wrong.append(f"{dict(settings)}: the ids differ from number {at} on")
         if log:
             wrong += [f"{dict(settings)}: {log}: {finding}" for finding in check_file(log)]
@@ -123,9 +118,9 @@ class Edge(NamedTuple):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Models, link and times, as options of a bench."""
     parser.add_argument("--draft", help="draft model, a GGUF file")
-    parser.add_argument("--target", help="target model, a GGUF file; needed to record")
-    parser.add_argument("--prompts", nargs="+", metavar="FILE", help="JSON objects with a prompt, question or text")
-    parser.add_argument("--recording", metavar="FILE", help="what the target says; made where it is missing")
+    parser.add_argument("--traces", nargs="+", metavar="FILE", default=list(TRACES),
+                        help="what the target says, as bench/record.py records it; records are taken from each in turn "
+                        "(default: those in bench/traces, of the demo pair)")  # fmt: skip
     parser.add_argument("--scripted", action="store_true", help="scripted draft model and text: no models are needed")
     for name, default, text in (
         ("rtt", 20.0, "round trip of the link, ms"), ("pass", 40.0, "what a pass of the target takes, ms"),
@@ -142,28 +137,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def edge_of(options: argparse.Namespace, count: int, tokens: int) -> Iterator[Edge]:
-    """The edge that the options describe; its recording has `count` records of more than `tokens` ids."""
-    tokens += HEADROOM
+    """The edge that the options describe; its trace has `count` records of at least `tokens` ids."""
     pace = {"pass_s": options.pass_ms / 1e3, "token_s": options.token_ms / 1e3}
     with _models(options) as (drafter, tokeniser):
         if options.scripted:
-            recording = scripted_recording(tokeniser, count, tokens)
+            trace = scripted_trace(count, tokens)
         else:
-            recording = _recording(options, tokeniser, count, tokens)
-        make = Replay(recording, tokeniser.vocabulary, sorted(tokeniser.end_ids), pace)
+            trace = joined([Trace.load(path) for path in options.traces], tokeniser, count, tokens)
+        make = Replay(trace, tokeniser.vocabulary, pace)
         with replaying(make, link_of(options)) as where:
             paced = Paced(drafter, options.gamma_ms / 1e3) if options.gamma_ms else drafter
             events = Path(options.events) if options.events else None
             if events is not None:
                 events.mkdir(parents=True, exist_ok=True)
-            yield Edge(where, paced, tokeniser, recording, events)
+            yield Edge(where, paced, tokeniser, trace, events)
 
 
 @contextmanager
 def _models(options: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
     """The drafter and its tokeniser."""
     if options.scripted:
-        yield ScriptedDrafter(Agreement(LAW, AGREEMENT), context=CONTEXT), ByteTokeniser()
+        yield _scripted(), ByteTokeniser()
         return
     if not options.draft:
         raise UsageError("give --draft FILE.gguf, or --scripted")
@@ -176,17 +170,38 @@ def _models(options: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
         drafter.close()
 
 
-def _recording(options: argparse.Namespace, tokeniser: Any, count: int, tokens: int) -> Recording:
-    """The recording that is there, or a new one."""
-    path = Path(options.recording) if options.recording else None
-    if path is not None and path.exists():
-        return checked(Recording.load(path), tokeniser, count, tokens)
-    if not options.target or not options.prompts:
-        raise UsageError("there is no recording: give --target and --prompts, and --recording to keep it")
-    made = record(options.draft, options.target, tokeniser, prompts_of(options.prompts), count, tokens)
-    if path is not None:
-        made.save(path)
-    return made
+def _scripted() -> ScriptedDrafter:
+    return ScriptedDrafter(Agreement(LAW, AGREEMENT), context=CONTEXT)
+
+
+def scripted_trace(count: int, tokens: int) -> Trace:
+    """As much of a text that a law gives, for runs without models; what the drafter guesses, only one token ahead."""
+    tokeniser, recorder = ByteTokeniser(), Recorder(_scripted(), {}, depth=1)
+    prompts = [tokeniser.encode(f"Prompt {i}:") for i in range(count)]
+    records = [recorder.record(Said(tuple(ids), tuple(continuation(LAW, ids, tokens)))) for ids in prompts]
+    return trace_of(tokeniser, "scripted", records, depth=1)
+
+
+def joined(traces: Sequence[Trace], tokeniser: Tokeniser, count: int, tokens: int) -> Trace:
+    """One trace of several of one pair: their records with at least `tokens` ids of output, taken from each in turn.
+    UsageError if they are not the draft model's or do not go together, or there are not `count`."""
+    first = traces[0]
+    for trace in traces:
+        if trace.vocabulary != vocabulary_hash(tokeniser.vocabulary).hex():
+            raise UsageError(f"a trace is of {trace.target}, whose vocabulary is not the draft model's; record another")
+        if (trace.target, dict(trace.sampling)) != (first.target, dict(first.sampling)):
+            raise UsageError(
+                f"the traces are of {first.target} and {trace.target}, or not sampled alike; give some of one"
+            )
+    sources = [[record for record in trace.records if len(record.output) >= tokens] for trace in traces]
+    turns = [record for turn in zip_longest(*sources) for record in turn if record is not None]
+    if len(turns) < count:
+        raise UsageError(
+            f"the traces have {len(turns)} outputs of {tokens} ids, wanted {count}: record more (bench/record.py) or "
+            "ask for fewer or shorter ones"
+        )
+    end_ids = sorted(set().union(*(trace.end_ids for trace in traces)))
+    return replace(first, records=tuple(turns), end_ids=tuple(end_ids))
 
 
 def link_of(options: argparse.Namespace) -> dict[str, Any]:

@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from exactness import cloud, generate
-from replay import HEADROOM, Record, Recording, Replay, prompts_of, record, replaying
+from recording import Wish, prompts_of, record_trace
+from replay import Replay, replaying
 from runs import STALL_S, Edge, link_of
 
 from pipesd.config import EdgeConfig
 from pipesd.edge.drafter import Drafter
 from pipesd.sim.proxy import LinkProxy
+from pipesd.sim.trace import Record, Trace
 
 STRATEGIES = ("cloud", "vanilla", "pipesd")
 METHODS: dict[str, dict[str, Any]] = {
@@ -71,11 +73,13 @@ def runs(options: argparse.Namespace, say: Callable[[str], None]) -> list[Row]:
     prompts = prompts_of(options.prompts)
     try:
         for temperature in options.temperatures:
-            recording = record(
-                options.draft, options.target, drafter.tokeniser, prompts, options.run_prompts,
-                options.tokens + HEADROOM, temperature=temperature,
+            wish = Wish(
+                options.run_prompts, options.tokens, least=options.tokens, depth=1,
+                sampling={"temperature": temperature}, seed=options.seed,
             )  # fmt: skip
-            for row in (*_replayed(options, drafter, recording), *_real(options, drafter, recording)):
+            with cloud(options.target) as (address, _):
+                trace = record_trace(address, drafter, prompts, wish, say)
+            for row in (*_replayed(options, drafter, trace), *_real(options, drafter, trace)):
                 say(f"temperature {temperature:g}, {row.method}, {row.strategy}: {row.ms_per_token:.1f} ms per token")
                 found.append(row)
     finally:
@@ -83,28 +87,28 @@ def runs(options: argparse.Namespace, say: Callable[[str], None]) -> list[Row]:
     return found
 
 
-def _replayed(options: argparse.Namespace, drafter: Drafter, recording: Recording) -> Iterator[Row]:
+def _replayed(options: argparse.Namespace, drafter: Drafter, trace: Trace) -> Iterator[Row]:
     pace = {"pass_s": options.pass_ms / 1e3, "token_s": options.token_ms / 1e3}
-    make = Replay(recording, drafter.vocabulary, sorted(drafter.end_ids), pace)
+    make = Replay(trace, drafter.vocabulary, pace)
     with replaying(make, link_of(options)) as where:
-        edge = Edge(where, drafter, drafter.tokeniser, recording, None)
-        edge.run({"strategy": "vanilla"}, recording.records[:1], 4)  # all is loaded and compiled then
+        edge = Edge(where, drafter, drafter.tokeniser, trace, None)
+        edge.run({"strategy": "vanilla"}, trace.records[:1], 4)  # all is loaded and compiled then
         for strategy in STRATEGIES:
-            measured = edge.run({"strategy": strategy, "tuning": "off"}, recording.records, options.tokens)
-            temperature = recording.sampling["temperature"]
+            measured = edge.run({"strategy": strategy, "tuning": "off"}, trace.records, options.tokens)
+            temperature = trace.sampling["temperature"]
             yield row_of(temperature, "noise", strategy, "replayed", measured.each, len(measured.wrong))
 
 
-def _real(options: argparse.Namespace, drafter: Drafter, recording: Recording) -> Iterator[Row]:
+def _real(options: argparse.Namespace, drafter: Drafter, trace: Trace) -> Iterator[Row]:
     with _linked_cloud(options) as address:
         for method, settings in METHODS.items():
-            sampling = {**recording.sampling, **settings}
+            sampling = {**trace.sampling, **settings}
             for strategy in STRATEGIES[1:]:
                 config = EdgeConfig(cloud=address, strategy=strategy, tuning="off", stall_s=STALL_S)
-                done = [_generated(config, record, options.tokens, drafter, sampling) for record in recording.records]
+                done = [_generated(config, record, options.tokens, drafter, sampling) for record in trace.records]
                 wrong = sum(
                     tuple(one["ids"]) != record.output[: options.tokens]
-                    for one, record in zip(done, recording.records, strict=True)
+                    for one, record in zip(done, trace.records, strict=True)
                 )
                 each = [one["stats"] for one in done]
                 temperature = sampling["temperature"]
@@ -121,7 +125,7 @@ def _linked_cloud(options: argparse.Namespace) -> Iterator[str]:
 def _generated(
     config: EdgeConfig, record: Record, tokens: int, drafter: Drafter, sampling: dict[str, Any]
 ) -> dict[str, Any]:
-    return generate(config, record.ids, tokens, drafter=drafter, seed=record.seed, **sampling)
+    return generate(config, record.prompt, tokens, drafter=drafter, seed=record.seed, **sampling)
 
 
 def run_table(rows: Sequence[Row]) -> list[str]:

@@ -29,7 +29,8 @@ from typing import Any
 from acceptance import Tally, acceptance_table, predictor_table
 from both_rows import Both
 from choosing import FIGURE_MS, beside_a_pass, cost_table, costs, pass_table
-from replay import end_with, prompts_of
+from recording import prompts_of
+from replay import end_with
 from sampled_runs import run_table, runs
 
 from pipesd.errors import UsageError

@@ -1,15 +1,15 @@
-"""Which strategy is faster? `python bench/strategies.py --draft FILE --target FILE --prompts FILE... --recording FILE`.
+"""Which strategy is faster? `python bench/strategies.py --draft FILE [--traces FILE...]`.
 
 Every strategy, and `pipesd` with parts left out or exchanged, on a target that replays: its ids were recorded once from
-the real one (into --recording, made where it is missing), a pass takes --pass-ms and --token-ms an id, and nothing is
-computed. So the draft model, which is real, has the processor for itself, as on a machine of its own. The link is
-emulated; with --fat each draft token takes as long on it as in the paper, whose verifiers are sent the draft model's
-whole distribution with each token.
+the real one (see bench/record.py), a pass takes --pass-ms and --token-ms an id, and nothing is computed. So the draft
+model, which is real, has the processor for itself, as on a machine of its own. The link is emulated; with --fat each
+draft token takes as long on it as in the paper, whose verifiers are sent the draft model's whole distribution with each
+token.
 
 Each row that has parameters is tuned with the same budget (--samples, each over all tuning prompts) before anything is
 measured, and gets the best setting that was tried; other prompts measure. Repetitions are interleaved in random order,
 each on prompts of its own. A ratio is `row / pipesd` in ms per token, paired by repetition, with a 95 % interval; where
-that contains 1 it reads "no difference". All ids are compared with the recording: a difference makes the exit code 1.
+that contains 1 it reads "no difference". All ids are compared with the trace: a difference makes the exit code 1.
 Only `local`, the draft model alone, gives others. `co-located` is vanilla without the link. With --scripted draft model
 and text are scripted too.
 
@@ -33,11 +33,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paired import paired_ratio
-from replay import Record, end_with
+from replay import end_with
 from runs import SUMMED, Edge, Measured, add_options, edge_of
 
 from pipesd.config import EdgeConfig
 from pipesd.errors import Unreachable, UsageError
+from pipesd.sim.trace import Record
 
 REFERENCE = "pipesd"
 WARM_UP = 8  # tokens
@@ -120,7 +121,7 @@ def measure(
     edge: Edge, rows: Mapping[str, Row], options: argparse.Namespace
 ) -> tuple[dict[str, Chosen], dict[str, list[Measured]]]:
     """Tune every row, then measure them in turn; for each its settings and its repetitions."""
-    tuning, rest = edge.recording.records[: options.tune_prompts], edge.recording.records[options.tune_prompts :]
+    tuning, rest = edge.trace.records[: options.tune_prompts], edge.trace.records[options.tune_prompts :]
     for row in rows.values():  # all is loaded and compiled then, and a wrong setting is told at once
         edge.run(row.settings, tuning[:1], min(options.tokens, WARM_UP), linked=row.linked)
     chosen = {}
@@ -257,7 +258,7 @@ def main() -> int:
         print(line)
     result = {
         "bench": "strategies",
-        "target": edge.recording.target,
+        "target": edge.trace.target,
         "options": {name: value for name, value in vars(options).items() if value is not None},
         "load_before": load,
         "seconds": time.monotonic() - begun_s,

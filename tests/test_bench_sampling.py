@@ -21,7 +21,7 @@ import exactness_sampled  # noqa: E402
 import sampling as bench  # noqa: E402
 from acceptance import KINDS, VARIANTS, Tally, coupled, overlap, predictor_table, roc_area  # noqa: E402
 from both_rows import Place  # noqa: E402
-from replay import DictatedTarget, Record, Recording, Replay  # noqa: E402
+from replay import DictatedTarget, Replay  # noqa: E402
 from sampled_runs import SUMS, row_of, run_table  # noqa: E402
 
 from pipesd.errors import UsageError  # noqa: E402
@@ -29,6 +29,7 @@ from pipesd.policy.accept import Draw  # noqa: E402
 from pipesd.policy.sampler import Sampler  # noqa: E402
 from pipesd.policy.sampling import Sampling  # noqa: E402
 from pipesd.sim.tokeniser import byte_vocabulary  # noqa: E402
+from pipesd.sim.trace import Guess, Record, Trace  # noqa: E402
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=7))
@@ -76,25 +77,16 @@ def test_a_tally_counts_what_its_formulas_say() -> None:
     assert "foretells acceptance" in predictor_table({0.8: areas})[-1]
 
 
-def test_a_recording_dictates_what_is_sampled() -> None:
+def test_a_trace_dictates_what_is_sampled() -> None:
     """Its ids come under any options, and a draft token that equals one is accepted."""
-    recording = Recording("t", "", (Record((1, 2), (5, 6, 7), 3),), {"temperature": 1.0})
-    target = Replay(recording, byte_vocabulary(), (), {})()
+    guess = Guess(5, 0.5, 1.0, 6, 0.25)
+    record = Record((1, 2), (5, 6, 7), (guess, guess, guess), {}, 3)
+    trace = Trace("d", "t", "", 512, (), (record,), {"temperature": 1.0})
+    target = Replay(trace, byte_vocabulary(), {})()
     assert isinstance(target, DictatedTarget)
     draw = Draw(Sampler(Sampling(temperature=100.0), 3), (1, 2), (5, 9))
     (choices,) = target.sample([(0, (1, 2, 5, 9), 3)], [draw])
     assert choices.ids[:2] == (5, 6) and choices.accepted == 1
-
-
-def test_a_recording_keeps_seeds_and_options(tmp_path: Path) -> None:
-    recording = Recording("t", "", (Record((1, 2), (5, 6), 3),), {"temperature": 0.8})
-    recording.save(tmp_path / "kept.json")
-    assert Recording.load(tmp_path / "kept.json") == recording
-    table = json.loads((tmp_path / "kept.json").read_text())
-    del table["sampling"], table["records"][0]["seed"]
-    (tmp_path / "older.json").write_text(json.dumps(table))
-    older = Recording.load(tmp_path / "older.json")
-    assert (older.sampling, older.records[0].seed) == ({}, None)
 
 
 def test_a_row_sums_its_generations() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ sys.path.append(str(ROOT / "bench"))
 import strategies  # noqa: E402
 from overhead import Stopwatch  # noqa: E402
 from paired import paired_ratio  # noqa: E402
-from replay import Recording, checked, prompts_of, scripted_recording  # noqa: E402
-from runs import ESTIMATES, SUMMED, Measured, add_options, edge_of  # noqa: E402
+from recording import prompts_of  # noqa: E402
+from runs import ESTIMATES, SUMMED, Measured, add_options, edge_of, joined, scripted_trace  # noqa: E402
 
 
 def bench(name: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -65,7 +66,7 @@ def test_strategies_of_scripted_parts() -> None:
 class FakeEdge:
     """Takes as long as its settings say, and errs with one of them."""
 
-    recording = scripted_recording(ByteTokeniser(), 30, 4)
+    trace = scripted_trace(30, 4)
     wrong_for: str | None = None
 
     def __init__(self) -> None:
@@ -94,7 +95,7 @@ def test_every_row_is_tuned_alike_on_other_prompts_and_measured_in_turn(
     edge = FakeEdge()
     code, said, table = of_fake(edge, monkeypatch, capsys, "--samples", "12", "--tune-tokens", "31", "--tokens", "64")
     assert code == 0 and list(said["rows"]) == list(strategies.ROWS)
-    records = edge.recording.records
+    records = edge.trace.records
     tuning, measuring = ([one for one in edge.seen if one[2] == tokens] for tokens in (31, 64))
     assert {one[1] for one in tuning} == {records[:3]}
     searched = [name for name, row in said["rows"].items() if row["tuning_ms_per_token"] is not None]
@@ -124,13 +125,13 @@ def test_ids_that_differ_are_printed_and_are_the_exit_code(
     assert said["rows"]["pipesd"]["wrong_outputs"] == 0 and table.count("differs") == 9
 
 
-def test_an_edge_compares_its_ids_with_the_recording() -> None:
+def test_an_edge_compares_its_ids_with_the_trace() -> None:
     parser = argparse.ArgumentParser()
     add_options(parser)
     options = parser.parse_args(["--scripted", "--pass-ms", "0", "--token-ms", "0", "--rtt-ms", "0"])
     with edge_of(options, 1, 12) as edge:
-        (good,) = edge.recording.records
-        other = good._replace(output=(*good.output[:5], good.output[5] + 1, *good.output[6:]))
+        (good,) = edge.trace.records
+        other = replace(good, output=(*good.output[:5], good.output[5] + 1, *good.output[6:]), behind={})
         settings = {"strategy": "vanilla"}
         assert edge.run(settings, [good], 12).wrong == []
         (line,) = edge.run(settings, [good, other], 12).wrong
@@ -182,19 +183,24 @@ def test_prompts_come_from_the_files_in_turn(tmp_path: Path) -> None:
     assert prompts_of([str(code), str(maths), str(own)]) == ["a", "d", "e", "b", "f", "c"]
 
 
-def test_a_recording_is_kept_and_refused_where_it_does_not_fit(tmp_path: Path) -> None:
-    recording = scripted_recording(ByteTokeniser(), 3, 20)
-    assert [len(record.output) for record in recording.records] == [20] * 3
-    recording.save(tmp_path / "kept.json")
-    assert Recording.load(tmp_path / "kept.json") == recording
-    assert checked(recording, ByteTokeniser(), 3, 20) is recording
-    for tokeniser, count, tokens, why in (
-        (ByteTokeniser(), 4, 20, "3 outputs of 20 ids, wanted 4"),
-        (ByteTokeniser(), 3, 21, "0 outputs of 21 ids, wanted 3"),
-        (ByteTokeniser(byte_vocabulary(300)), 3, 20, "whose vocabulary is not the draft model's"),
+def test_traces_are_joined_and_refused_where_they_do_not_fit() -> None:
+    trace = scripted_trace(3, 20)
+    assert [len(record.output) for record in trace.records] == [20] * 3
+    assert joined([trace], ByteTokeniser(), 3, 20) == trace
+    longer = replace(scripted_trace(6, 30), end_ids=(1,))
+    both = joined([trace, longer], ByteTokeniser(), 9, 20)
+    one, other = trace.records, longer.records
+    assert both.records == (one[0], other[0], one[1], other[1], one[2], other[2], *other[3:])
+    assert both.end_ids == (1, *trace.end_ids)
+    for traces, tokeniser, count, tokens, why in (
+        ([trace], ByteTokeniser(), 4, 20, "3 outputs of 20 ids, wanted 4"),
+        ([trace, longer], ByteTokeniser(), 9, 21, "6 outputs of 21 ids, wanted 9"),
+        ([trace], ByteTokeniser(byte_vocabulary(300)), 3, 20, "whose vocabulary is not the draft model's"),
+        ([trace, replace(trace, sampling={"temperature": 1.0})], ByteTokeniser(), 1, 20, "not sampled alike"),
+        ([trace, replace(trace, target="other")], ByteTokeniser(), 1, 20, "of scripted and other"),
     ):
         with pytest.raises(UsageError, match=why):
-            checked(recording, tokeniser, count, tokens)
+            joined(traces, tokeniser, count, tokens)
 
 
 def test_a_stopwatch_gives_each_group_its_own_time_alone() -> None:

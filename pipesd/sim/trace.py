@@ -48,7 +48,7 @@ class Record:
     prompt: tuple[int, ...]
     output: tuple[int, ...]
     guesses: tuple[Guess, ...]
-    behind: Mapping[int, tuple[Guess, ...]]
+    behind: Mapping[int, tuple[Guess, ...]] = field(hash=False)
     seed: int | None = None
     finish: Literal["length", "stop"] = "length"
 
@@ -95,10 +95,10 @@ class Trace:
     vocabulary_size: int
     end_ids: tuple[int, ...]
     records: tuple[Record, ...]
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict, hash=False)
     depth: int = DEPTH
     gamma_s: float = 0.0
-    pass_s: Mapping[int, float] = field(default_factory=dict)
+    pass_s: Mapping[int, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for number, record in enumerate(self.records):
