@@ -18,6 +18,8 @@ _BEGINNING = b'{"t":'  # of every line of an event log
 class EventLog:
     """Writes one JSON object a line: `t` (seconds since the log began), `event`, and the event's own fields.
 
+    `wanted`: there is a file. Who records something at every token asks first, and puts nothing together without.
+
     Raises UsageError, once, when the file cannot be made or written (a log with holes would tell lies), or when it
     holds something else than an earlier log: a mistyped path must not cost a model.
     """
@@ -27,6 +29,7 @@ class EventLog:
         self._start_s = clock.now()
         self._file: IO[str] | None = None
         self._path = os.path.expanduser(path)
+        self.wanted = bool(path)
         if path:
             file = Path(self._path)
             try:
@@ -43,13 +46,13 @@ class EventLog:
             try:
                 self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
             except OSError as error:
-                file, self._file = self._file, None
+                file, self._file, self.wanted = self._file, None, False
                 with contextlib.suppress(OSError):
                     file.close()  # fails at the same rest
                 raise self._unusable(error) from error
 
     def close(self) -> None:
-        file, self._file = self._file, None
+        file, self._file, self.wanted = self._file, None, False
         if file is not None:
             try:
                 file.close()

@@ -8,15 +8,16 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from random import Random
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipesd.policy.estimate import Estimate, changed
-from pipesd.policy.level import RUN
-from pipesd.policy.monitor import LONGEST_S, WARM_UP, Monitor
+from pipesd.policy.estimate import SPREAD, Estimate, changed
+from pipesd.policy.level import REMEMBERED, RUN
+from pipesd.policy.monitor import LONGEST_S, PROBED_SIZES, REMEMBERED_ROUNDS, WARM_UP, Monitor
 
 CLOUD_S = 0.040
 HANDLING_S = 3e-5  # between two answers of a train, on average
@@ -482,14 +483,34 @@ def test_whatever_is_seen_no_figure_is_negative_or_nan(seen: list[tuple[Any, ...
     for name, *arguments in seen:
         getattr(monitor, name)(*arguments)
         estimate = monitor.snapshot()
-        for field in dataclasses.fields(estimate):
-            value = getattr(estimate, field.name)
-            assert value is None or (value >= 0 and math.isfinite(value)), field.name
+        for name, value in estimate.figures().items():
+            assert value is None or (value >= 0 and math.isfinite(value)), name
         assert estimate.gap_s is None or estimate.gap_s <= number(estimate.alpha_s)
         assert not estimate.beta_is_zero or estimate.beta_s == 0
         figures = estimate.plan_figures()
         assert (figures is None) == (estimate.alpha_s is None or estimate.gamma_s is None)
         assert all(size >= 1 for size in monitor.needs_probes)
+
+
+@given(st.lists(events, max_size=60), st.integers(1, 4))
+def test_what_is_summed_as_it_comes_is_the_sum(seen: list[tuple[Any, ...]], times: int) -> None:
+    """The time of a round trip is that of the mean message of those remembered, the time per token that of the rounds:
+    as from all of them anew, bit by bit."""
+    monitor = Monitor()
+    for name, *arguments in seen * times:
+        getattr(monitor, name)(*arguments)
+        estimate, trips = monitor.snapshot(), list(monitor._trips)
+        assert len(trips) == estimate.samples <= REMEMBERED
+        if estimate.alpha_s is not None:
+            mean = fmean(tokens for tokens, _, _ in trips)
+            assert estimate.rtt_s == 2 * estimate.alpha_s + (estimate.beta_s or 0.0) * mean
+        rounds = list(zip(monitor._round_tokens, monitor._round_times_s, strict=True))[-REMEMBERED_ROUNDS:]
+        assert estimate.tpt_s == (sum(s for _, s in rounds) / sum(n for n, _ in rounds) if rounds else None)
+        sizes = monitor._sizes
+        unseen = [size for size in range(1, 100) if size not in sizes]
+        close = len(sizes) >= PROBED_SIZES and max(sizes) < SPREAD * min(sizes)
+        asked = tuple(unseen[: max(0, PROBED_SIZES - len(sizes))]) or ((1,) if close else ())
+        assert monitor.needs_probes == asked
         assert 0 <= estimate.samples <= 100
 
 

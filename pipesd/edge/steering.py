@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict
 
 from pipesd.core import Drawn
 from pipesd.edge.round_trips import RoundTrips
@@ -43,6 +42,7 @@ class Steering:
         self._tokens = self._accepted = 0  # of the part of a round that came before a refusal
         self._known: Estimate | None = None
         self._strategy = strategy
+        self._by_margin = strategy.confidence == "margin"
         self._guard = Guard() if strategy.guarded else None
         self._kept: tuple[str, str] | None = None  # where what tuning learns is kept: file and key
 
@@ -98,9 +98,10 @@ class Steering:
 
     def drafted(self, drawn: Drawn, pos: int, took_s: float, now_s: float) -> None:
         """A token was drafted at position `pos`, which took so long."""
-        margin = {"margin": drawn.margin} if drawn.margin else {}
-        self._events.record("drafted", pos=pos, id=drawn.id, p_draft=drawn.p_draft, entropy=drawn.entropy, **margin)
-        confidence = drawn.margin if self._strategy.confidence == "margin" else drawn.p_draft
+        if self._events.wanted:
+            margin = {"margin": drawn.margin} if drawn.margin else {}
+            self._events.record("drafted", pos=pos, id=drawn.id, p_draft=drawn.p_draft, entropy=drawn.entropy, **margin)
+        confidence = drawn.margin if self._by_margin else drawn.p_draft
         self.monitor.drafted(took_s)
         sending = self._sending
         length = sending.since_trigger + 1
@@ -178,7 +179,8 @@ class Steering:
         estimate = self.monitor.snapshot()
         if estimate is not self._known:
             self._known = estimate
-            self._events.record("estimate", **asdict(estimate))
+            if self._events.wanted:
+                self._events.record("estimate", **estimate.figures())
         return estimate
 
     def _triggered(self, rule: str, end: int, length: int) -> None:

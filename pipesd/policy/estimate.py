@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipesd.policy.token_batches import LONGEST_S
 
@@ -52,9 +52,35 @@ class Estimate:
     rtt_s: float | None = None  # a message and its answer as they were sent, without the cloud's own time
     tpt_s: float | None = None  # time per output token
     pass_s: float | None = None  # the cloud's own time for a verification
-    alone_s: float | None = None  # and for a pass without draft tokens: what the cloud alone takes for a token
     beta_is_zero: bool = False  # β was looked for and cannot be told from 0
     samples: int = 0  # round trips that the link's figures rest on
+    passes: tuple[tuple[int, float], ...] = ()  # the last verifications: draft tokens, and the cloud's own time
+
+    @property
+    def alone_s(self) -> float | None:
+        """The cloud's own time for a pass without draft tokens, which is what the cloud alone takes for a token: by the
+        line through the medians of the smallest and the largest third of the verifications, at least half of what small
+        ones take. None without any. It is computed at each look: few need it."""
+        ordered = sorted(self.passes)
+        if not ordered:
+            return None
+        third = max(1, len(ordered) // 3)
+        least, most = ordered[:third], ordered[-third:]
+        few, many = middle([tokens for tokens, _ in least]), middle([tokens for tokens, _ in most])
+        small_s, large_s = (
+            middle(sorted([took_s for _, took_s in least])),
+            middle(sorted([took_s for _, took_s in most])),
+        )
+        slope_s = max(0.0, (large_s - small_s) / (many - few)) if many - few >= 2 else 0.0
+        return max(small_s - slope_s * few, small_s / 2)
+
+    def figures(self) -> dict[str, Any]:
+        """All of it by name, without the verifications one by one."""
+        return {
+            "alpha_s": self.alpha_s, "beta_s": self.beta_s, "gamma_s": self.gamma_s, "gap_s": self.gap_s,
+            "rtt_s": self.rtt_s, "tpt_s": self.tpt_s, "pass_s": self.pass_s, "alone_s": self.alone_s,
+            "beta_is_zero": self.beta_is_zero, "samples": self.samples,
+        }  # fmt: skip
 
     def plan_figures(self) -> PlanFigures | None:
         """What a plan is made of, or None while α or γ is not known. An unknown β counts as 0, an unknown gap as α."""
@@ -246,6 +272,12 @@ def _huber(columns: Sequence[Array], y: Array, deviation: Array) -> tuple[list[f
     variance = np.diag(bread @ (score.T @ score) @ bread)
     half = student_95(freedom) * (1 + 1 / freedom) * np.sqrt(np.maximum(variance, 0.0))  # few show too little variance
     return [float(factor) for factor in factors], [float(width) for width in half]
+
+
+def middle(ordered: Sequence[float]) -> float:
+    """The median of what is in order."""
+    count = len(ordered)
+    return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
 
 
 def student_95(freedom: int) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from pipesd.policy.estimate import MADN
+from pipesd.policy.estimate import MADN, middle
 
 REMEMBERED = 100  # samples; PipeSD, appendix D, has as many token batches
 RUN = 5  # samples off the band, to one side, are a change
@@ -123,20 +124,26 @@ class Level:
     def _settle(self, samples: Sequence[tuple[float, float]]) -> float:
         """Sets the band by the samples, the more precise ones of them, and returns the mean of all within it, each
         weighing as it is precise."""
-        halves = sorted([half for _, half in samples])
-        exact = halves[-1] == 0.0
-        most = 0.0 if exact else 2 * halves[len(halves) // 4] + self._floor_s  # about as precise as the best quarter
-        values = sorted([value for value, half in samples if half <= most])
-        centre = _middle(values)
-        deviation = MADN * _middle(sorted([abs(value - centre) for value in values])) * (1 + 5 / len(values))
+        halves = [half for _, half in samples]
+        exact = not any(halves)
+        if exact:
+            values = sorted([value for value, _ in samples])
+        else:
+            halves.sort()
+            most = 2 * halves[len(halves) // 4] + self._floor_s  # about as precise as the best quarter
+            values = sorted([value for value, half in samples if half <= most])
+        centre = middle(values)
+        deviation = MADN * middle(sorted([abs(value - centre) for value in values])) * (1 + 5 / len(values))
         if not exact:  # without what comes of being anywhere within `half`
-            deviation = math.sqrt(max(deviation**2 - _middle(halves[: len(values)]) ** 2 / 3, deviation**2 / 100))
+            deviation = math.sqrt(max(deviation**2 - middle(halves[: len(values)]) ** 2 / 3, deviation**2 / 100))
         width = max(BAND * centre, DEVIATIONS * deviation, self._floor_s)
         self._low, self._high = low, high = centre - width, centre + width
+        if exact:
+            within = values[bisect_left(values, low) : bisect_right(values, high)]
+            self._least = RUN if len(within) >= (1 - OUTLIERS) * len(samples) else RUN_AMONG_OUTLIERS
+            return fmean(within)
         inside = [sample for sample in samples if low - sample[1] <= sample[0] <= high + sample[1]]
         self._least = RUN if len(inside) >= (1 - OUTLIERS) * len(samples) else RUN_AMONG_OUTLIERS
-        if exact:
-            return fmean([value for value, _ in inside])
         least = max(deviation, self._floor_s) ** 2
         total = weights = 0.0
         for value, half in inside:
@@ -144,9 +151,3 @@ class Level:
             total += weight * value
             weights += weight
         return total / weights
-
-
-def _middle(ordered: Sequence[float]) -> float:
-    """The median of what is in order."""
-    count = len(ordered)
-    return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from statistics import fmean, median
 
@@ -37,18 +37,21 @@ class Monitor:
         self._gamma = Level(2e-5)
         self._pass = Level(2e-4)
         self._passes: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_ROUNDS)  # draft tokens, time
-        self._trips: deque[tuple[int, float, float]] = deque(maxlen=REMEMBERED)  # tokens, time, by how much off
+        self._trips: deque[tuple[int, float, float]] = deque()  # tokens, time, by how much off; the last REMEMBERED
+        self._trip_tokens = 0  # of all these together
         self._link = Level(2e-4)  # of the same round trips, without β · tokens
         self._warm = 0  # round trips seen, up to WARM_UP
         self._trains: deque[list[tuple[int, float]]] = deque(maxlen=REMEMBERED_TRAINS)  # tokens, step
         self._steps_fit: LineFit | None = None
         self._sizes: set[int] = set()  # of trips and trains since conditions changed
+        self._unseen = _unseen(self._sizes)
         self._beta_s: float | None = None
         self._beta_uncertainty_s = math.inf
         self._gap_s: float | None = None
         self._unfitted = 0  # round trips since the last fit; REFIT: a fit is due
         self._since_trip = 0  # tokens drafted
-        self._rounds: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_ROUNDS)
+        self._round_tokens: deque[int] = deque(maxlen=REMEMBERED_ROUNDS)
+        self._round_times_s: deque[float] = deque(maxlen=REMEMBERED_ROUNDS)
         self._round_began_s: float | None = None
         self._snapshot: Estimate | None = None
 
@@ -84,13 +87,13 @@ class Monitor:
         self._since_trip = 0
         if self._warm < WARM_UP:
             self._warm += 1
-            self._trips.append((tokens, value, half))
+            self._keep_trip(tokens, value, half)
             return
         if not self._link:  # the first that counts
-            self._trips.clear()
-        self._trips.append((tokens, value, half))
+            self._drop_trips(len(self._trips))
+        self._keep_trip(tokens, value, half)
         if tokens not in self._sizes:
-            self._sizes.add(tokens)
+            self._see(tokens)
             self._unfitted = REFIT
         self._unfitted += 1
         if self._link.add(value - (self._beta_s or 0.0) * tokens, half):
@@ -110,7 +113,7 @@ class Monitor:
                 self.round_trip(tokens, reply_s, 0.0)
             else:
                 steps.append((tokens, reply_s - before_s))
-            self._sizes.add(tokens)
+            self._see(tokens)
             before_s = reply_s
         if steps:
             self._trains.append(steps)
@@ -129,7 +132,8 @@ class Monitor:
             if tokens == 0:
                 return
             if 0.0 <= now_s - self._round_began_s <= LONGEST_S:
-                self._rounds.append((tokens, now_s - self._round_began_s))
+                self._round_tokens.append(tokens)
+                self._round_times_s.append(now_s - self._round_began_s)
             else:
                 self.dropped += 1
         self._round_began_s = now_s
@@ -144,13 +148,7 @@ class Monitor:
 
         As many unseen small sizes as are missing to 8 distinct ones since conditions last changed; 1 where the sizes
         seen lie too close together for a slope, or where 2000 tokens were drafted without a round trip."""
-        missing = PROBED_SIZES - len(self._sizes)
-        if missing > 0:
-            unseen = (size for size in range(1, PROBED_SIZES + len(self._sizes) + 1) if size not in self._sizes)
-            return tuple(islice(unseen, missing))
-        if max(self._sizes) < SPREAD * min(self._sizes) or self._since_trip > FRESH_TOKENS:
-            return (1,)
-        return ()
+        return self._unseen or ((1,) if self._since_trip > FRESH_TOKENS else ())
 
     def snapshot(self) -> Estimate:
         """What is known now. The same object until something new was seen."""
@@ -169,7 +167,7 @@ class Monitor:
         alpha_s = rtt_s = gap_s = None
         if level_s is not None:
             alpha_s = max(level_s, 0.0) / 2
-            rtt_s = 2 * alpha_s + beta_s * fmean(tokens for tokens, _, _ in self._trips)
+            rtt_s = 2 * alpha_s + beta_s * (self._trip_tokens / len(self._trips))
             gap_s = None if self._gap_s is None else min(self._gap_s, alpha_s)
         return Estimate(
             alpha_s=alpha_s,
@@ -177,14 +175,27 @@ class Monitor:
             gamma_s=self._gamma.value,
             gap_s=gap_s,
             rtt_s=rtt_s,
-            tpt_s=sum(took_s for _, took_s in self._rounds) / sum(count for count, _ in self._rounds)
-            if self._rounds
-            else None,
+            tpt_s=sum(self._round_times_s) / sum(self._round_tokens) if self._round_tokens else None,
             pass_s=self._pass.value,
-            alone_s=_without_drafts_s(self._passes),
             beta_is_zero=self._beta_s == 0.0,
             samples=len(self._trips),
+            passes=tuple(self._passes),
         )
+
+    def _keep_trip(self, tokens: int, value: float, half: float) -> None:
+        self._trips.append((tokens, value, half))
+        self._trip_tokens += tokens
+        self._drop_trips(len(self._trips) - REMEMBERED)
+
+    def _drop_trips(self, count: int) -> None:
+        """Forget the oldest so many."""
+        for _ in range(count):
+            self._trip_tokens -= self._trips.popleft()[0]
+
+    def _see(self, tokens: int) -> None:
+        """A message of so many tokens was timed."""
+        self._sizes.add(tokens)
+        self._unseen = _unseen(self._sizes)
 
     def _fit(self) -> None:
         """β from the round trips or from the steps of trains, whichever tell more, and with it the gap and the level.
@@ -214,27 +225,21 @@ class Monitor:
 
     def _forget(self, kept: int) -> None:
         """The link is another: only the last round trips tell of it. β and gap stay the last known."""
-        for _ in range(len(self._trips) - kept):
-            self._trips.popleft()
+        self._drop_trips(len(self._trips) - kept)
         self._trains.clear()
         self._steps_fit = None
         self._sizes = {tokens for tokens, _, _ in self._trips}
+        self._unseen = _unseen(self._sizes)
         self._unfitted = REFIT
 
 
-def _without_drafts_s(passes: Iterable[tuple[int, float]]) -> float | None:
-    """What a pass takes that verifies nothing: the line through the medians of the smallest and the largest third, at
-    no tokens; at least half of what small ones take. None without a pass."""
-    ordered = sorted(passes)
-    if not ordered:
-        return None
-    third = max(1, len(ordered) // 3)
-    (few, small_s), (many, large_s) = (
-        (median(tokens for tokens, _ in part), median(took_s for _, took_s in part))
-        for part in (ordered[:third], ordered[-third:])
-    )
-    slope_s = max(0.0, (large_s - small_s) / (many - few)) if many - few >= 2 else 0.0
-    return max(small_s - slope_s * few, small_s / 2)
+def _unseen(sizes: set[int]) -> tuple[int, ...]:
+    """The smallest sizes to try, as many as are missing to PROBED_SIZES; 1 where those seen lie too close together for
+    a slope."""
+    missing = PROBED_SIZES - len(sizes)
+    if missing > 0:
+        return tuple(islice((size for size in range(1, PROBED_SIZES + len(sizes) + 1) if size not in sizes), missing))
+    return (1,) if max(sizes) < SPREAD * min(sizes) else ()
 
 
 def _uncertainty_s(fit: LineFit) -> float:
