@@ -37,8 +37,13 @@ def _parser() -> Parser:
     source.add_argument(
         "--file",
         metavar="FILE",
-        help="read the prompt from a file; without either from stdin. One newline at its end is dropped",
+        help="read the prompt from a file; without either from stdin. One newline at its end is dropped. With --out: "
+        "many prompts, one JSON object a line, gzipped or not",
     )
+    generate.add_argument(
+        "--out", metavar="FILE", help="append a result for each prompt of --file; what is in it is not done again"
+    )
+    generate.add_argument("--restart", action="store_true", help="with --out: do all anew, what is in it goes")
     generate.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
     generate.add_argument("--json", action="store_true", help="print one JSON object with text, ids and statistics")
     generate.set_defaults(body=_generate)
@@ -122,6 +127,10 @@ def _generate(args: argparse.Namespace) -> int:
     edge, options = _configs(args)
     if args.system is not None and not args.chat:
         raise UsageError("--system goes with --chat")
+    if args.out is not None:
+        return _generate_batch(args, edge, options)
+    if args.restart:
+        raise UsageError("--restart goes with --out FILE")
     with Interrupts() as interrupts:
         if args.json:
             interrupts.last_words = lambda: show(_nothing(interrupted=True))
@@ -131,6 +140,20 @@ def _generate(args: argparse.Namespace) -> int:
         return generate_once(
             edge, options, prompt, chat=args.chat, system=args.system, as_json=args.json, interrupts=interrupts
         )
+
+
+def _generate_batch(args: argparse.Namespace, edge: EdgeConfig, options: GenerateConfig) -> int:
+    if args.file is None:
+        raise UsageError("--out goes with --file FILE, one JSON object a line")
+    with Interrupts() as interrupts:
+        if args.json:
+            interrupts.last_words = lambda: show(_batch_failed(interrupted=True))
+        from pipesd.edge.batch import generate_batch
+
+        return generate_batch(
+            edge, options, args.file, args.out, chat=args.chat, system=args.system, restart=args.restart,
+            as_json=args.json, interrupts=interrupts,
+        )  # fmt: skip
 
 
 def _chat(args: argparse.Namespace) -> int:
@@ -199,6 +222,8 @@ def _failed(argv: Sequence[str], interrupted: bool) -> str:
         "tune": _tune_failed,
     }
     asked = bool(argv) and argv[0] in objects and "--json" in argv
+    if asked and argv[0] == "generate" and any(each.partition("=")[0] == "--out" for each in argv):
+        return _batch_failed(interrupted)
     return objects[argv[0]](interrupted) if asked else ""
 
 
@@ -206,6 +231,12 @@ def _nothing(interrupted: bool) -> str:
     from pipesd.edge.result import result_line
 
     return result_line("cancelled" if interrupted else "error")
+
+
+def _batch_failed(interrupted: bool) -> str:
+    from pipesd.edge.result import batch_line
+
+    return batch_line("cancelled" if interrupted else "error", prompts=None, before=0)
 
 
 def _tune_failed(interrupted: bool) -> str:

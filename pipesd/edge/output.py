@@ -35,7 +35,7 @@ def generate_once(
     Raises PipeSDError for what cannot be tried at all.
     """
     session = EdgeSession(edge)
-    _warn(session, options)
+    warn(session, options)
     if options.logprobs is not None and not as_json:
         log.warning("--logprobs has no effect without --json")
         options = replace(options, logprobs=None)
@@ -76,7 +76,7 @@ def chat_loop(edge: EdgeConfig, options: GenerateConfig, *, system: str | None, 
         raise UsageError("no turns: type them, or pipe them in")
     prompting = sys.stdin.isatty()
     session = EdgeSession(edge)
-    _warn(session, options)
+    warn(session, options)
     if options.logprobs is not None:
         log.warning("--logprobs has no effect in a chat")
         options = replace(options, logprobs=None)
@@ -142,14 +142,15 @@ def _take_turn(
     log.info(_summary_line(session, options))
 
 
-def _warn(session: EdgeSession, options: GenerateConfig) -> None:
+def warn(session: EdgeSession, options: GenerateConfig) -> None:
     """Say what is not as it looks. Raises UsageError for what does not go together."""
     edge, strategy = session.config, session.strategy
     check_together(strategy, options)
     if edge.strategy == "local":
         log.warning("strategy local: this is the draft model's output, not the target's")
     for name in (*without_effect(edge), *idle_options(strategy, options)):
-        log.warning("--%s has no effect with --strategy %s", name.replace("_", "-"), edge.strategy)
+        chosen = f"policy {edge.policy}" if edge.policy else f"strategy {edge.strategy}"
+        log.warning("--%s has no effect with --%s", name.replace("_", "-"), chosen)
     for name in options.without_effect():
         log.warning("--%s has no effect at temperature 0", name.replace("_", "-"))
 
@@ -165,7 +166,7 @@ def _json(session: EdgeSession, options: GenerateConfig, reason: FinishReason) -
         reason,
         text=session.text,
         token_ids=session.token_ids,
-        strategy=session.config.strategy,
+        strategy=session.strategy.name,
         seed=session.seed,
         logprobs=None if options.logprobs is None else session.logprobs,
         stats=session.stats,

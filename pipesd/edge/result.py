@@ -11,6 +11,11 @@ from pipesd.core import FinishReason, Logprobs
 from pipesd.metrics import Meter, Tally, summary
 from pipesd.streams import utf8_output
 
+SUMMED = (
+    "tokens", "rounds", "navs", "drafted", "verified", "accepted", "bytes_up", "bytes_down", "target_passes",
+    "cloud_s", "draft_s", "wait_s",
+)  # fmt: skip
+
 
 def result_line(
     finish_reason: FinishReason,
@@ -22,9 +27,26 @@ def result_line(
     logprobs: Sequence[Logprobs] | None = None,
     stats: Mapping[str, Any] | None = None,
 ) -> str:
-    """One line for stdout. What never began has the defaults, and the statistics of nothing. `logprobs`, one for each
-    id, stand in it where there are any; ids that cannot occur are left out of them."""
-    result = {
+    """One line for stdout, see `result_of`."""
+    result = result_of(
+        finish_reason, text=text, token_ids=token_ids, strategy=strategy, seed=seed, logprobs=logprobs, stats=stats
+    )
+    return json.dumps(result, ensure_ascii=not utf8_output()) + "\n"
+
+
+def result_of(
+    finish_reason: FinishReason,
+    *,
+    text: str = "",
+    token_ids: Sequence[int] = (),
+    strategy: str | None = None,
+    seed: int | None = None,
+    logprobs: Sequence[Logprobs] | None = None,
+    stats: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What became of a generation. What never began has the defaults, and the statistics of nothing. `logprobs`, one
+    for each id, stand in it where there are any; ids that cannot occur are left out of them."""
+    return {
         "text": text,
         "token_ids": list(token_ids),
         "finish_reason": finish_reason,
@@ -33,7 +55,6 @@ def result_line(
         **({} if logprobs is None else {"logprobs": [_logprobs(one) for one in logprobs]}),
         "stats": stats or summary(Tally(), Meter(0.0)),
     }
-    return json.dumps(result, ensure_ascii=not utf8_output()) + "\n"
 
 
 def _logprobs(said: Logprobs) -> dict[str, Any]:
@@ -45,3 +66,23 @@ def _logprobs(said: Logprobs) -> dict[str, Any]:
 def tune_failed(interrupted: bool) -> str:
     """What stdout gets from `tune --json` that was interrupted or failed."""
     return json.dumps({"error": "interrupted" if interrupted else "the search did not end; stderr says why"}) + "\n"
+
+
+def batch_line(finish_reason: str, results: Sequence[Mapping[str, Any]] = (), **more: Any) -> str:
+    """What stdout gets from a batch with `--json`: sums over the results that are there, those of earlier runs too;
+    `tpt_ms` is the mean over all their tokens."""
+    stats = [result["stats"] for result in results]
+    sums = {name: sum(each[name] for each in stats) for name in SUMMED}
+    timed = [each for each in stats if each["tpt_ms"] is not None]
+    tokens = sum(each["tokens"] for each in timed)
+    took_ms = sum(each["tpt_ms"] * each["tokens"] for each in timed)
+    told = {
+        "finish_reason": finish_reason,
+        "done": len(results),
+        "errors": sum(result["finish_reason"] == "error" for result in results),
+        **more,
+        "tpt_ms": round(took_ms / tokens, 3) if tokens else None,
+        "acceptance_rate": round(sums["accepted"] / sums["verified"], 6) if sums["verified"] else None,
+        **{name: round(value, 6) for name, value in sums.items()},
+    }
+    return json.dumps(told) + "\n"

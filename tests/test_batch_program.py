@@ -1,0 +1,277 @@
+"""`generate --file … --out …` as its users run it: a line for each result, and whatever ends a run, the next goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import io
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipesd.edge.cli import main
+from tests.clouds import NOWHERE, CloudProcess, Serving, serving, wait_until
+from tests.programs import Models, Program, Ran, edge
+from tests.test_programs_generate import law, notes
+
+TIMES = ("tpt_ms", "ttft_ms", "cloud_s", "draft_s", "wait_s", "alpha_ms", "beta_ms", "gap_ms", "gamma_ms", "rtt_ms")
+COMMON = ("--max-tokens", 12, "--strategy", "vanilla")
+
+
+@pytest.fixture(scope="module")
+def scripted(models: Models) -> Iterator[Serving]:
+    with serving(law(models), target={"vocabulary": models.vocabulary, "context": 400}) as served:
+        yield served
+
+
+@pytest.fixture
+def options(models: Models, scripted: Serving) -> list[str]:
+    return ["generate", "--draft", str(models.draft), "--cloud", scripted.address]
+
+
+def prompts(folder: Path, *lines: dict[str, Any] | str, name: str = "prompts.jsonl") -> Path:
+    file = folder / name
+    file.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return file
+
+
+def results(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def ids(file: Path) -> list[tuple[int, list[int]]]:
+    return [(found["index"], found["token_ids"]) for found in results(file)]
+
+
+def has(file: Path, lines: int) -> bool:
+    return file.exists() and file.read_bytes().count(b"\n") >= lines
+
+
+def here(*arguments: object) -> Ran:
+    """The program's body in this process: much quicker than a process of its own."""
+    out, err = io.StringIO(), io.StringIO()
+    begun_s = time.monotonic()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main([str(each) for each in arguments])
+    return Ran(code, out.getvalue(), err.getvalue(), time.monotonic() - begun_s)
+
+
+def summed(ran: Ran) -> dict[str, Any]:
+    assert ran.out.count("\n") == 1 and ran.out.endswith("\n"), ran.out
+    told: dict[str, Any] = json.loads(ran.out)
+    return told
+
+
+# ---- what comes out
+
+
+def test_each_line_gets_what_it_gets_alone(options: list[str], tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "zanzibar xylophone", "id": "a", "entry_point": "of the data set"},
+        {"question": "zanzibar", "max_tokens": 5},
+        {"text": "mauve 🙂", "temperature": 0.9, "seed": 5, "top-k": 40},
+        {"ids": [97, 98, 99], "id": 7, "stop": ["q"]},
+    ]
+    out = tmp_path / "results.jsonl"
+    file = prompts(tmp_path, *lines[:2], "", *lines[2:])
+    ran = here(*options, *COMMON, "--seed", 3, "--file", file, "--out", out, "--json")
+    found = results(out)
+    assert ran.code == 0 and [each["index"] for each in found] == [0, 1, 2, 3]
+    assert [each["id"] for each in found] == ["a", None, None, 7] and [each["seed"] for each in found] == [3, 3, 5, 3]
+    alone = [
+        ["--prompt", "zanzibar xylophone", "--seed", 3],
+        ["--prompt", "zanzibar", "--max-tokens", 5, "--seed", 3],
+        ["--prompt", "mauve 🙂", "--temperature", 0.9, "--seed", 5, "--top-k", 40],
+    ]
+    for each, arguments in zip(found, alone, strict=False):
+        one = json.loads(here(*options, *COMMON, *arguments, "--json", "--quiet").out)
+        assert list(one) == [name for name in each if name not in ("index", "id", "digest")]
+        assert [each[name] for name in ("text", "token_ids", "seed", "finish_reason", "strategy")] == [
+            one[name] for name in ("text", "token_ids", "seed", "finish_reason", "strategy")
+        ]
+        assert each["stats"]["verified"] == one["stats"]["verified"]
+    told = summed(ran)
+    assert (told["prompts"], told["done"], told["before"], told["errors"]) == (4, 4, 0, 0)
+    assert told["tokens"] == sum(each["stats"]["tokens"] for each in found) and told["tpt_ms"] > 0
+    said = notes(ran)
+    assert "1 of 4: 12 tokens" in said[-5] and "left" in said[-5] and "4 of 4 prompts done" in said[-1]
+
+
+def test_gzip_and_chat_and_quiet(options: list[str], tmp_path: Path) -> None:
+    file = prompts(tmp_path, {"prompt": "zanzibar"})
+    zipped = tmp_path / "prompts.gz"
+    zipped.write_bytes(gzip.compress(file.read_bytes()))
+    plain, chat = tmp_path / "plain", tmp_path / "chat"
+    for source, more, out in ((zipped, [], plain), (file, ["--chat", "--system", "be brief"], chat)):
+        ran = here(*options, *COMMON, *more, "--file", source, "--out", out, "--quiet")
+        assert (ran.code, ran.out, ran.err) == (0, "", "")
+    alone = here(*options, *COMMON, "--prompt", "zanzibar", "--chat", "--system", "be brief", "--quiet")
+    assert results(chat)[0]["text"] + "\n" == alone.out != results(plain)[0]["text"] + "\n"
+
+
+def test_a_prompt_that_is_refused_is_a_result_and_the_run_goes_on(options: list[str], tmp_path: Path) -> None:
+    wrong = [
+        ({"prompt": "x" * 500}, "500 ids"),
+        ({"prompt": "x", "temperature": -1}, "temperature: got -1"),
+        ({"prompt": "x", "temprature": 1}, "did you mean 'temperature'"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"answer": "x"}, "wanted one of prompt, question, text, ids"),
+        ({"prompt": "x", "text": "y"}, "got prompt and text"),
+        ({"prompt": 5}, "wanted a text"),
+        ({"ids": [1 << 40]}, "vocabulary"),
+        ({"ids": "abc"}, "wanted a list of ids"),
+        ({"prompt": "x", "max_tokens": None}, "max-tokens: got None"),
+    ]
+    out = tmp_path / "results.jsonl"
+    file = prompts(tmp_path, *(line for line, _ in wrong), {"prompt": "zanzibar"})
+    ran = here(*options, *COMMON, "--file", file, "--out", out, "--json", "--quiet")
+    found = results(out)
+    assert ran.code == 0 and [each["finish_reason"] for each in found] == ["error"] * len(wrong) + ["length"]
+    for each, (_, message) in zip(found, wrong, strict=False):
+        assert message in each["error"] and each["token_ids"] == [] and each["error"] in ran.err
+    assert summed(ran)["errors"] == len(wrong) and "error" not in found[-1]
+    before = out.read_bytes()
+    assert here(*options, *COMMON, "--file", file, "--out", out, "--quiet").code == 0
+    assert out.read_bytes() == before, "what was refused is done"
+
+
+# ---- going on
+
+
+def test_killed_at_any_time_the_next_run_goes_on(models: Models, tmp_path: Path) -> None:
+    file = prompts(tmp_path, *({"prompt": f"prompt number {k}", "seed": k} for k in range(12)))
+    out, whole = tmp_path / "results.jsonl", tmp_path / "whole.jsonl"
+    target = {"vocabulary": models.vocabulary, "pass_s": 0.01}
+    with serving(law(models), target=target) as slow:
+        base = ["generate", "--draft", models.draft, "--cloud", slow.address, *COMMON, "--temperature", 0.8]
+        undisturbed = here(*base, "--file", file, "--out", whole, "--json", "--quiet")
+        for lines in (3, 8):
+            with Program("edge", *base, "--file", file, "--out", out, "--quiet") as program:
+                wait_until(partial(has, out, lines), "some results")
+                program.send(signal.SIGKILL, group=True)
+                program.process.wait(10)
+            with out.open("ab") as torn:  # as if it had been written just then
+                torn.write(b'{"index": 11, "id"')
+        ran = edge(*base, "--file", file, "--out", out, "--json")
+    assert ran.code == 0 and "prompts have their results" in ran.err
+    assert ids(out) == ids(whole) and [index for index, _ in ids(out)] == list(range(12))
+    told, wanted = summed(ran), summed(undisturbed)
+    assert told["before"] >= 8 and (told["tokens"], told["done"]) == (wanted["tokens"], 12)
+
+
+def test_interrupted_it_keeps_what_is_done(models: Models, tmp_path: Path) -> None:
+    file = prompts(tmp_path, *({"prompt": f"prompt number {k}"} for k in range(50)))
+    out = tmp_path / "results.jsonl"
+    with serving(law(models), target={"vocabulary": models.vocabulary, "pass_s": 0.02}) as slow:
+        base = ["generate", "--draft", models.draft, "--cloud", slow.address, *COMMON, "--file", file, "--out", out]
+        with Program("edge", *base, "--json", "--quiet") as program:
+            wait_until(partial(has, out, 2), "some results")
+            program.send(signal.SIGINT)
+            ran = program.end()
+    count = len(results(out))
+    assert ran.code == 130 and f"{count} of 50 prompts are done" in ran.complaint and 2 <= count < 50
+    assert (summed(ran)["finish_reason"], summed(ran)["done"]) == ("cancelled", count)
+
+
+def test_a_cloud_that_is_lost_ends_the_run_and_the_next_one_goes_on(models: Models, tmp_path: Path) -> None:
+    file = prompts(tmp_path, *({"prompt": f"prompt number {k}"} for k in range(8)))
+    out = tmp_path / "results.jsonl"
+    settings: dict[str, Any] = {"vocabulary": models.vocabulary, "pass_s": 0.02}
+    base = ["generate", "--draft", models.draft, *COMMON, "--file", file, "--out", out, "--json", "--patience-s", 0.5]
+    with CloudProcess(tmp_path, law(models), **settings) as gone:
+        with Program("edge", *base, "--cloud", gone.address, "--quiet") as program:
+            wait_until(partial(has, out, 2), "some results")
+            gone.kill()
+            ran = program.end()
+    count = len(results(out))
+    assert ran.code == 3 and f"{count} of 8 prompts are done: the same command goes on" in ran.complaint
+    assert all(found["finish_reason"] != "error" for found in results(out)), "a lost cloud is no prompt's fault"
+    assert summed(ran)["finish_reason"] == "error"
+    with serving(law(models), target={"vocabulary": models.vocabulary}) as back:
+        assert edge(*base, "--cloud", back.address, "--quiet").code == 0
+    assert [index for index, _ in ids(out)] == list(range(8)) and out.read_bytes().count(b"\n") == 8
+
+
+def test_other_prompts_or_options_are_refused_and_restart_does_all_anew(options: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    file = prompts(tmp_path, {"prompt": "zanzibar"}, {"prompt": "xylophone"})
+    base = [*options, "--file", file, "--out", out, "--quiet"]
+    assert here(*base, *COMMON).code == 0
+    before = out.read_bytes()
+    for more in (["--max-tokens", 5], [*COMMON, "--strategy", "cloud"], [*COMMON, "--chat"], [*COMMON, "--seed", 1]):
+        ran = here(*base, *more)
+        assert ran.code == 2 and "other prompts or options" in ran.complaint and "--restart" in ran.complaint
+    assert out.read_bytes() == before
+    for more in (["--threads", 1], ["--patience-s", 9], ["--events", str(tmp_path / "events")]):
+        assert here(*base, *COMMON, *more).code == 0 and out.read_bytes() == before
+    file = prompts(tmp_path, {"prompt": "zanzibar"}, {"prompt": "xylophone"}, {"prompt": "mauve"})
+    assert here(*base, *COMMON).code == 0
+    assert out.read_bytes().startswith(before) and len(results(out)) == 3, "one more line is one more result"
+    prompts(tmp_path, {"prompt": "zanzibar!"}, {"prompt": "xylophone"})
+    assert here(*base, *COMMON).code == 2
+    failed = here(*base, *COMMON, "--restart", "--cloud", NOWHERE, "--connect-s", 0.3)
+    assert failed.code == 3 and len(results(out)) == 3, "nothing goes before there is a cloud"
+    assert here(*base, *COMMON, "--restart").code == 0 and len(results(out)) == 2
+
+
+# ---- what goes wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "{out}"], "--out goes with --file"),
+        (["--prompt", "x", "--out", "{out}"], "--out goes with --file"),
+        (["--file", "{file}", "--restart"], "--restart goes with --out"),
+        (["--file", "{file}", "--out", "{file}"], "it is the file of the prompts"),
+        (["--file", "{file}", "--out", "{link}"], "it is the file of the prompts"),
+        (["--file", "{file}", "--out", "{folder}"], "directory"),
+        (["--file", "{file}", "--out", "{folder}/no/where"], "No such file"),
+        (["--file", "{file}", "--out", "/dev/null"], "no ordinary file"),
+        (["--file", "{file}", "--out", "{text}"], "something else than results"),
+        (["--file", "{file}", "--out", "{other}"], "line 1 is no result"),
+        (["--file", "{text}", "--out", "{out}"], "line 1: not JSON"),
+        (["--file", "{list}", "--out", "{out}"], "wanted a JSON object"),
+        (["--file", "{empty}", "--out", "{out}"], "it is empty"),
+        (["--file", "{folder}/nothing", "--out", "{out}"], "there is no such file"),
+        (["--file", "{folder}", "--out", "{out}"], "no ordinary file"),
+        (["--file", "{gz}", "--out", "{out}"], "damaged gzip"),
+    ],
+)
+def test_what_cannot_be_is_one_line(models: Models, tmp_path: Path, arguments: list[str], message: str) -> None:
+    places = {name: tmp_path / name for name in ("out", "link", "text", "other", "list", "empty", "gz")}
+    places |= {"folder": tmp_path, "file": prompts(tmp_path, {"prompt": "x"})}
+    places["link"].symlink_to(places["file"])
+    places["text"].write_text("Once upon a time")
+    places["other"].write_text('{"prompt": "x"}\n')
+    places["list"].write_text("[1, 2]\n")
+    places["empty"].write_text("\n\n")
+    places["gz"].write_bytes(gzip.compress(b'{"prompt": "x"}\n' * 99)[:-20])
+    kept = {name: places[name].read_bytes() for name in ("text", "other", "file")}
+    filled = [each.format(**places) for each in arguments]
+    ran = here("generate", *models.options, "--cloud", NOWHERE, *filled, "--quiet", "--json")
+    assert ran.code == 2 and message in ran.complaint
+    assert {name: places[name].read_bytes() for name in kept} == kept
+    json.loads(ran.out)
+
+
+def test_two_runs_do_not_write_to_one_file(models: Models, tmp_path: Path) -> None:
+    file, out = prompts(tmp_path, {"prompt": "x"}), tmp_path / "out"
+    with out.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        ran = here("generate", *models.options, "--cloud", NOWHERE, "--file", file, "--out", out, "--quiet")
+    assert ran.code == 2 and "another run writes to it" in ran.complaint
+
+
+def test_without_out_a_file_of_json_lines_is_one_prompt(options: list[str], tmp_path: Path) -> None:
+    file = prompts(tmp_path, {"prompt": "x"}, {"prompt": "y"})
+    ran = here(*options, *COMMON, "--file", file, "--quiet")
+    asked = here(*options, *COMMON, "--prompt", file.read_text().removesuffix("\n"), "--quiet")
+    assert ran.code == 0 and ran.out == asked.out
