@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from pipesd.energy_cpu import POWERCAP, CpuEnergy
+from pipesd.energy_cpu import CpuEnergy
 from pipesd.energy_gpu import GpuEnergy
 from pipesd.energy_reading import Reading, total
 
@@ -30,7 +30,7 @@ class EnergyMeter:
     `gpus`: indices or UUIDs as NVML has them, None for all, () for none. A thread samples; it takes some of a core.
     """
 
-    def __init__(self, *, gpus: Sequence[int | str] | None = None, powercap: Path = POWERCAP) -> None:
+    def __init__(self, *, gpus: Sequence[int | str] | None = None, powercap: Path | None = None) -> None:
         self._named, self._powercap = gpus, powercap
         self.parts: dict[str, Reading] = {}
         self.gpu = self.cpu = Reading(None, "the run has not ended")

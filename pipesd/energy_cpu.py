@@ -21,7 +21,8 @@ class CpuEnergy:
     """All packages from construction until `end`. Between two readings of a counter it must not go all the way round,
     which takes a minute at least: `keep_up` or `sample` is to be called meanwhile; if not, there is no figure."""
 
-    def __init__(self, now_s: float, root: Path = POWERCAP) -> None:
+    def __init__(self, now_s: float, root: Path | None = None) -> None:
+        root = root or POWERCAP
         self._why = ""
         self._last_s = now_s
         self._packages: list[_Package] = []

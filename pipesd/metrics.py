@@ -133,6 +133,7 @@ class Meter:
     sampling_error: float | None = None  # picospec: the largest share of the target's distribution that was left out
     refusals: int = 0  # draft tokens in whose place the edge drew another
     proposals: int = 0  # of the target's for these
+    energy_j: float | None = None  # of this machine's processors, all programs together
 
     def token(self, now_s: float, count: int) -> None:
         """`count` tokens were committed."""
@@ -193,6 +194,7 @@ def summary(tally: Tally, meter: Meter) -> dict[str, Any]:
         "sampling_error": meter.sampling_error,
         "refusals": meter.refusals,
         "proposals": meter.proposals,
+        "energy_j": None if meter.energy_j is None else round(meter.energy_j, 6),
     }
 
 

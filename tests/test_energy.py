@@ -12,10 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from clouds import LAW, edge, serving
 
+from pipesd.clock import VirtualClock
+from pipesd.config import EdgeConfig
+from pipesd.edge.session import EdgeSession
 from pipesd.energy import EnergyMeter, Reading, total
 from pipesd.energy_cpu import CpuEnergy
 from pipesd.energy_gpu import GpuEnergy
+from pipesd.sim.drafters import Agreement, ScriptedDrafter
+from pipesd.sim.tokeniser import ByteTokeniser
 
 RANGE_UJ = 262_143_328_850
 
@@ -340,3 +346,38 @@ def test_the_meter_ends_with_a_run_that_fails(nvml: Callable[..., Nvml], tmp_pat
     with pytest.raises(ZeroDivisionError), EnergyMeter(powercap=tmp_path) as meter:
         raise ZeroDivisionError
     assert meter.gpu.joules is not None and not meter._thread.is_alive()
+
+
+# ---- in a session
+
+
+@pytest.mark.parametrize("strategy", ["cloud", "vanilla", "local"])
+def test_a_generation_says_what_the_processors_took_while_it_ran(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    machine.zone("0", "package-0", 1_000_000)
+    monkeypatch.setattr("pipesd.energy_cpu.POWERCAP", machine.root)
+    with serving() as cloud, edge(cloud.address, strategy=strategy) as session:
+        for at_uj in (5_000_000, 20_000_000):
+            machine.count("0", at_uj)  # what was taken before it began
+            pieces = session.generate("Once upon a time", max_tokens=20)
+            next(pieces)
+            machine.count("0", at_uj + 2_500_000)
+            list(pieces)
+            assert session.stats["energy_j"] == 2.5
+        (machine.root / "intel-rapl:0" / "energy_uj").unlink()
+        list(session.generate("Once upon a time", max_tokens=20))
+        assert session.stats["energy_j"] is None
+
+
+def test_virtual_time_takes_no_joules(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.zone("0", "package-0", 1_000_000)
+    monkeypatch.setattr("pipesd.energy_cpu.POWERCAP", machine.root)
+    config = EdgeConfig(strategy="local", draft="a file")
+    drafter = ScriptedDrafter(Agreement(LAW, 0.8))
+    with EdgeSession(config, drafter=drafter, tokeniser=ByteTokeniser(), clock=VirtualClock()) as session:
+        pieces = session.generate("Once upon a time", max_tokens=20)
+        next(pieces)
+        machine.count("0", 3_000_000)
+        list(pieces)
+        assert session.stats["energy_j"] is None

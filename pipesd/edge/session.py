@@ -17,6 +17,7 @@ from pipesd.edge.loop import Loop
 from pipesd.edge.models import Drafter, Tokeniser, check_sampling, import_models, load_models, prompt_ids
 from pipesd.edge.run import CLOSE_S, Pieces, Run
 from pipesd.edge.tuning_file import default_path
+from pipesd.energy_cpu import CpuEnergy
 from pipesd.errors import Cancelled, PipeSDError, UsageError
 from pipesd.metrics import EventLog, summary
 from pipesd.policy.strategy import check_together, make_strategy
@@ -54,6 +55,8 @@ class EdgeSession:
         self.finish_reason: FinishReason | None = None
         self.seed: int | None = None
         self._clock = clock or SystemClock()
+        self._energy: CpuEnergy | None = None  # of the running generation
+        self._metered = clock is None  # joules pass in no other time
         self._link = link
         self._drafter, self._tokeniser = drafter, tokeniser
         self._owned: list[Drafter | Tokeniser] = []
@@ -202,6 +205,7 @@ class EdgeSession:
             self.seed = run.seed
             try:
                 self.open(run.cancelled)
+                self._energy = CpuEnergy(self._clock.now()) if self._metered else None
                 check_sampling(run.config, run.sampling, self.tokeniser, self._welcome)
                 run.begin(self.tokeniser, drafts=self._loop.drafting)
                 if run.sampler is not None and self._drafter is not None:
@@ -214,6 +218,8 @@ class EdgeSession:
                     steps = generate_alone(run, self._drafter, ids, self.tokeniser.end_ids, self._clock)
                 for piece in run.output(steps):
                     self.text += piece.text
+                    if self._energy is not None:
+                        self._energy.keep_up(self._clock.now())
                     yield piece
             except PipeSDError as error:
                 run.reason = "cancelled" if isinstance(error, Cancelled) else "error"
@@ -226,6 +232,8 @@ class EdgeSession:
     def _end(self, run: Run) -> None:
         if self._loop.steering is not None:
             self._loop.steering.end(run.meter)
+        energy, self._energy = self._energy, None
+        run.meter.energy_j = None if energy is None else energy.joules(self._clock.now())
         self.token_ids, self.logprobs = run.kept, run.kept_logprobs
         self.finish_reason = run.reason or "cancelled"
         self.stats = summary(run.tally, run.meter)
