@@ -97,7 +97,7 @@ def synthetic_trace(
 def table7(records: int = 8, tokens: int = 128, seed: int = 0) -> Trace:
     """A trace on which the token threshold 0.99 drafts as in PipeSD's table 7 (HumanEval): a draft ends at the first
     guess that is at most so sure, 3.18 tokens are in one, and .915 of the draft tokens are accepted."""
-    return synthetic_trace(records, tokens, acceptance=0.915, right=Beta(1.0, 0.0617), wrong=Beta(2.0, 2.0), seed=seed)
+    return synthetic_trace(records, tokens, acceptance=0.915, right=Beta(1.0, 0.0635), wrong=Beta(2.0, 2.0), seed=seed)
 
 
 def _other(chance: random.Random, token_id: int) -> int:

@@ -93,9 +93,9 @@ def _read(file: io.BufferedIOBase) -> Trace:
     table = _object(file, 1)
     if table.get("format") != FORMAT:
         raise _Wrong(f"line 1: format: got {shown(table.get('format'))}, want {FORMAT}")
-    if table.get("version") != VERSION:
-        raise _Wrong(f"line 1: version: got {shown(table.get('version'))}, want {VERSION}")
     take = _Fields(table, "line 1")
+    if (version := take("version", _natural)) != VERSION:
+        raise _Wrong(f"line 1: version: got {version}, want {VERSION}")
     count = take("records", _natural)
     header = Trace(
         take("draft", _text), take("target", _text), take("vocabulary", _hexadecimal),
