@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipesd.policy.token_batches import TokenBatchPlan, plan_token_batches
     from pipesd.policy.trigger import DualThreshold
     from pipesd.policy.tuner import Tuner
+    from pipesd.sim.simulate import simulate
 
 _PLACES = {
     "AsyncEdgeSession": "pipesd.edge.aio",
@@ -34,6 +35,7 @@ _PLACES = {
     "TokenBatchPlan": "pipesd.policy.token_batches",
     "Tuner": "pipesd.policy.tuner",
     "plan_token_batches": "pipesd.policy.token_batches",
+    "simulate": "pipesd.sim.simulate",
 }
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "Tuner",
     "__version__",
     "plan_token_batches",
+    "simulate",
 ]
 
 

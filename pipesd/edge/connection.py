@@ -43,6 +43,7 @@ HELLO_AGAIN_S = 0.5
 TRAIN_RTTS = 3  # how long the next answer to a train of probes is waited for
 MOST_TRAIN_S = 10.0  # and all of them
 AT_ONCE_S = 1e-4  # a message that takes longer to come was not there before
+LEAST_RTT_S = 1e-9  # by a clock that has not moved
 APART = (Hello, Open)  # not counted in a generation's bytes
 
 
@@ -145,7 +146,7 @@ class Connection:
             lag_s = called_s - self._looked_s if now_s - called_s < AT_ONCE_S else 0.0
             self._round_trips.received(message, now_s, lag_s)
         if isinstance(message, Probed) and message.token in self._probed_s:
-            took_s = now_s - self._probed_s.pop(message.token)
+            took_s = max(LEAST_RTT_S, now_s - self._probed_s.pop(message.token))
             self.rtt_s = min(self.rtt_s or took_s, took_s)
             self.crossed = self.crossed or message.token >= self._behind
         return message
