@@ -99,7 +99,8 @@ def split(cell: Cell, quick: bool) -> tuple[Sequence[Record], Sequence[Record]]:
 def run_row(
     row: Row, cell: Cell, records: Sequence[Record], *, tokens: int, seed: int, found: Mapping[str, Any]
 ) -> list[Mapping[str, Any]]:
-    """The statistics of each generation, in the order of `records`."""
+    """The statistics of each generation, in the order of `records`; `machine_s` is its share by tokens of what the
+    cloud's machine was busy, where passes that users share count once."""
     link = cell.link if row.linked else Link()
     if link.bandwidths is not None and link.bandwidths.seed is not None:
         redrawn = Schedule.redrawn(link.bandwidths.seed + seed, every_s=link.bandwidths.every_s)
@@ -110,7 +111,8 @@ def run_row(
         max_tokens=tokens, users=cell.users, seed=seed,
         settings={"tuning": "off", **cell.settings, **row.settings, **found},
     )  # fmt: skip
-    each: dict[int, Mapping[str, Any]] = {order[stats["record"]]: stats for stats in done.each}
+    machine_s = done.stats["cloud_s_per_1000_tokens"] / 1000
+    each = {order[stats["record"]]: {**stats, "machine_s": machine_s * stats["tokens"]} for stats in done.each}
     return [each[i] for i in range(len(records))]
 
 
@@ -129,7 +131,7 @@ def tune(row: Row, cell: Cell, records: Sequence[Record], options: argparse.Name
     def cost(setting: Setting) -> float:
         found = settings_of(strategy, setting)
         try:
-            each = run_row(row, cell, records, tokens=options.tokens, seed=seed, found=found)
+            each = run_row(row, cell, records, tokens=options.tune_tokens, seed=seed, found=found)
         except Unreachable as error:
             progress(f"failed: {found}: {error}")
             return math.inf

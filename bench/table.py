@@ -28,7 +28,7 @@ TRACES = Path(__file__).parent / "traces"
 DATASETS = ("humaneval", "gsm8k")
 SYNTHETIC = "table7"
 SUMMED = ("tokens", "rounds", "navs", "drafted", "verified", "accepted", "promoted", "discarded", "stale",
-          "target_passes", "bytes_up", "bytes_down", "cloud_s", "draft_s")  # fmt: skip
+          "target_passes", "bytes_up", "bytes_down", "cloud_s", "machine_s", "draft_s")  # fmt: skip
 
 
 def standing_rows(policies: Sequence[str] = ()) -> dict[str, Row]:
@@ -72,7 +72,8 @@ def options_of(doc: str, add: Callable[[argparse.ArgumentParser], None] | None =
     for name, default, text in (
         ("seeds", 5, "repetitions, each with a seed of its own"),
         ("samples", 16, "tries of each row's parameters; 0: their defaults"),
-        ("tokens", 128, "at most so many behind each prompt"),
+        ("tune-tokens", 32, "at most so many behind each of a try's prompts"),
+        ("tokens", 128, "at most so many behind each prompt that is measured"),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default {default})")
     parser.add_argument("--pass-ms", type=float, default=1e3 * PASS_S, metavar="MS",
@@ -87,13 +88,14 @@ def options_of(doc: str, add: Callable[[argparse.ArgumentParser], None] | None =
     if add is not None:
         add(parser)
     options = parser.parse_args()
-    for name, least in (("seeds", 1), ("samples", 0), ("tokens", 1)):
-        if getattr(options, name) < least:
-            raise UsageError(f"--{name}: got {getattr(options, name)}, wanted at least {least}")
+    for name, least in (("seeds", 1), ("samples", 0), ("tune-tokens", 1), ("tokens", 1)):
+        if (value := getattr(options, name.replace("-", "_"))) < least:
+            raise UsageError(f"--{name}: got {value}, wanted at least {least}")
     if not 0.0 < options.pass_ms < math.inf:
         raise UsageError(f"--pass-ms: got {options.pass_ms:g}, wanted more than 0")
     if options.quick:
-        options.seeds, options.samples, options.tokens = min(options.seeds, 2), min(options.samples, 2), 16
+        options.seeds, options.samples = min(options.seeds, 2), min(options.samples, 2)
+        options.tokens = options.tune_tokens = 16
     return options
 
 
@@ -130,7 +132,7 @@ def report(name: str, row: Row, cell: Cell, outcomes: Mapping[str, Sequence[Outc
         "settings": {**cell.settings, **row.settings},
         "tuned": [dict(outcome.found) for outcome in mine],
         "ms_per_token": ms_per_token(every),
-        "cloud_s_per_1000_tokens": 1000 * sums["cloud_s"] / tokens,
+        "cloud_s_per_1000_tokens": 1000 * sums["machine_s"] / tokens,
         "passes_per_token": sums["target_passes"] / tokens,
         "bytes_per_token": (sums["bytes_up"] + sums["bytes_down"] + fat) / tokens,
         "acceptance": sums["accepted"] / sums["verified"] if sums["verified"] else None,
