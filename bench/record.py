@@ -99,7 +99,10 @@ def main() -> int:
     drafter = Drafter(options.draft, threads=options.threads)
     try:
         with served(options) as address:
-            trace = record_trace(address, drafter, prompts, wish, lambda line: print(line, file=sys.stderr, flush=True))
+            trace = record_trace(
+                address, drafter, drafter.tokeniser, prompts, wish,
+                lambda line: print(line, file=sys.stderr, flush=True),
+            )  # fmt: skip
     finally:
         drafter.close()
     path = Path(options.out)

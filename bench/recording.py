@@ -80,22 +80,27 @@ def prompts_of(paths: Sequence[str]) -> list[str]:
 
 
 def record_trace(
-    address: str, drafter: Any, prompts: Sequence[str], wish: Wish, say: Callable[[str], None] = lambda line: None
+    address: str,
+    drafter: Drafter,
+    tokeniser: Tokeniser,
+    prompts: Sequence[str],
+    wish: Wish,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Trace:
-    """The trace of `drafter` (with its tokeniser) and of what the cloud at `address` serves. UsageError if there are
-    not as many prompts as wished for, or the drafter's context is too small."""
+    """The trace of a draft model and of what the cloud at `address` serves. UsageError if there are not as many prompts
+    as wished for, or the draft model's context is too small."""
     if wish.sampling.get("sampling", "noise") != "noise":
         raise UsageError("only with sampling noise can outputs be recorded: with others they hang on what is drafted")
     told: list[Said] = []
-    with EdgeSession(EdgeConfig(cloud=address, strategy="cloud"), tokeniser=drafter.tokeniser) as session:
+    with EdgeSession(EdgeConfig(cloud=address, strategy="cloud"), tokeniser=tokeniser) as session:
         assert session.serving is not None
         target = session.serving[0]
-        for said in _outputs(session, drafter.tokeniser, prompts, wish):
+        for said in _outputs(session, tokeniser, prompts, wish):
             told.append(said)
             say(f"target: {len(told)} of {wish.count}, {len(said.prompt)} + {len(said.output)} ids, {said.finish}")
     if len(told) < wish.count:
         raise UsageError(f"{len(told)} of the prompts can be recorded, wanted {wish.count}: give more --prompts")
-    pass_s = pass_times(address, drafter.tokeniser, max(told, key=lambda said: len(said.output)), wish.sampling)
+    pass_s = pass_times(address, tokeniser, max(told, key=lambda said: len(said.output)), wish.sampling)
     say("passes: " + ", ".join(f"{n} ids {1e3 * took_s:.1f} ms" for n, took_s in pass_s.items()))
     recorder = Recorder(drafter, wish.sampling, wish.depth)
     records = []
@@ -104,7 +109,7 @@ def record_trace(
         say(f"draft model: {number} of {wish.count}, {1e3 * recorder.gamma_s:.1f} ms a token")
     ends = {said.output[-1] for said in told if said.finish == "stop"}
     return trace_of(
-        drafter.tokeniser, target, records, end_ids=ends, sampling=dict(wish.sampling), depth=wish.depth,
+        tokeniser, target, records, end_ids=ends, sampling=dict(wish.sampling), depth=wish.depth,
         gamma_s=recorder.gamma_s, pass_s=pass_s,
     )  # fmt: skip
 

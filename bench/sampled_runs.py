@@ -78,7 +78,7 @@ def runs(options: argparse.Namespace, say: Callable[[str], None]) -> list[Row]:
                 sampling={"temperature": temperature}, seed=options.seed,
             )  # fmt: skip
             with cloud(options.target) as (address, _):
-                trace = record_trace(address, drafter, prompts, wish, say)
+                trace = record_trace(address, drafter, drafter.tokeniser, prompts, wish, say)
             for row in (*_replayed(options, drafter, trace), *_real(options, drafter, trace)):
                 say(f"temperature {temperature:g}, {row.method}, {row.strategy}: {row.ms_per_token:.1f} ms per token")
                 found.append(row)
