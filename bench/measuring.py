@@ -76,13 +76,14 @@ def surrogate(space: Space, first: Setting, samples: int, seed: int, cost: Cost)
     from pipesd.policy.tuner import Tuner
 
     tuner = Tuner(space, seed=seed, samples=samples, first=first)
-    tried: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    tried: dict[tuple[float, ...], list[float]] = defaultdict(list)
     for _ in range(samples):
         setting = tuner.ask()
         value = cost(setting)
         tuner.tell(setting, value)
         tried[tuple(setting[name] for name in space)].append(value)
-    return dict(zip(space, min(tried, key=lambda values: statistics.fmean(tried[values])), strict=True))
+    best: tuple[float, ...] = min(tried, key=lambda values: statistics.fmean(tried[values]))
+    return dict(zip(space, best, strict=True))
 
 
 def tuned(**settings: Any) -> Row:
@@ -165,10 +166,9 @@ def over(above: Sequence[Outcome], below: Sequence[Outcome]) -> Ratio:
     """How many times the first one's time per token is the other's: over prompts, each the mean of its seeds; of one
     prompt alone, over seeds."""
     prompts = list(above[0].each)
+    tpts = [[[outcome.each[prompt]["tpt_ms"] for outcome in one] for prompt in prompts] for one in (above, below)]
     if len(prompts) == 1:
-        return paired_ratio(*([outcome.each[prompts[0]]["tpt_ms"] for outcome in one] for one in (above, below)))
-    means = [
-        [statistics.geometric_mean(outcome.each[prompt]["tpt_ms"] for outcome in one) for prompt in prompts]
-        for one in (above, below)
-    ]
-    return paired_ratio(*means)
+        mine, theirs = (of_prompts[0] for of_prompts in tpts)
+    else:
+        mine, theirs = (list(map(statistics.geometric_mean, of_prompts)) for of_prompts in tpts)
+    return paired_ratio(mine, theirs)
