@@ -102,7 +102,9 @@ def cells(options: argparse.Namespace) -> list[Cell]:
 
 def draw(cells: Sequence[Mapping[str, Any]], path: str) -> None:
     """A heat map for each cell."""
-    drawn, axes = plots.pyplot().subplots(1, len(cells), figsize=(5 * len(cells), 4.4), squeeze=False)
+    drawn, axes = plots.pyplot().subplots(
+        1, len(cells), figsize=(5 * len(cells), 4.4), squeeze=False, layout="constrained"
+    )
     for axis, cell in zip(axes.flat, cells, strict=True):
         found = cell["surface"]
         values, count = found["r1"], len(found["r1"])
