@@ -128,6 +128,7 @@ def tune(row: Row, cell: Cell, records: Sequence[Record], options: argparse.Name
     space = space_of(strategy)
     if not space:
         return {}
+    records = [*records] * -(-cell.users // len(records))  # each user has one
 
     def cost(setting: Setting) -> float:
         found = settings_of(strategy, setting)
