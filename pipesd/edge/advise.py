@@ -231,9 +231,9 @@ class _Advising:
             rows[make_strategy(EdgeConfig(**self._own)).name] = self._own
         log.info("simulating %d strategies", len(rows) + 1)
         with self._interrupts.raising():
-            adviser = Adviser(tuning, judged, rows=rows, common=common, samples=self._config.samples)
-            expected = adviser.expected(place)
-            alone = Adviser(tuning, judged, rows={"local": {"strategy": "local"}}, common=common).expected(place)
+            adviser = Adviser(place, tuning, judged, rows=rows, common=common, samples=self._config.samples)
+            expected = adviser.expected()
+            alone = Adviser(place, tuning, judged, rows={"local": {"strategy": "local"}}, common=common).expected()
             findings.rows = [Row.of(each) for each in (*expected, *alone)]
             first, second = expected[:2]
             findings.lead = first.tpt_s / second.tpt_s, interval(first.each, second.each)
@@ -241,6 +241,6 @@ class _Advising:
             findings.command = command(self._edge, first.settings)
             log.info("simulating other round trips")
             findings.rtt_s = place.rtt_s
-            findings.below = adviser.change(place, above=False, margin=MARGIN)
-            findings.above = adviser.change(place, above=True, margin=MARGIN)
+            findings.below = adviser.change(above=False, margin=MARGIN)
+            findings.above = adviser.change(above=True, margin=MARGIN)
             findings.looked = True

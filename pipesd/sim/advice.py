@@ -8,7 +8,7 @@ trip that was not measured is said with the link's latency changed and all else 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -24,9 +24,9 @@ from pipesd.sim.trace import Record
 EXACT = ("cloud", "vanilla", "hsl", "edgellm", "pipesd")  # the target's output, all of them
 SAMPLES = 12  # settings that are tried of each strategy, at each round trip where it is tuned
 MOST_RTT_S = 1.0  # no further round trip is looked at
-LEAST_RTT_S = 1e-3  # the first one above 0
-RUNGS = 10  # round trips between these two where strategies are tuned
-CLOSE = 0.01  # a crossing is known to this share of itself
+LEAST_RTT_S = 2e-3  # the first one above 0
+RUNGS = 5  # steps from there to the most, at each of which strategies are tuned
+CLOSE = 0.03  # a crossing is known to this share of itself
 RESAMPLED = 2000
 # The 97.5 % point of Student's t for 1, 2, … degrees of freedom.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
@@ -70,7 +70,7 @@ class Expected(NamedTuple):
 
 
 class Change(NamedTuple):
-    """From `rtt_s` on, away from the round trip that was asked about, `strategy` is the fastest."""
+    """From about `rtt_s` on, away from the round trip that was asked about, `strategy` is faster."""
 
     rtt_s: float
     strategy: str
@@ -84,15 +84,15 @@ def split(records: Sequence[Record]) -> tuple[Sequence[Record], Sequence[Record]
 
 
 class Adviser:
-    """Compares strategies behind the records of a sample, at one place after the other.
+    """Compares strategies behind the records of a sample, at `place` and at the same place with other round trips.
 
-    What was found to be best at one place is tried at all others too, so the more places were tuned for, the less hangs
-    on the search. `rows` names the strategies, each with the fields of EdgeConfig that make it; `common` are fields
-    that all of them have.
+    Settings are searched for at some round trips; between two of these the better of both ends' is taken. `rows` names
+    the strategies, each with the fields of EdgeConfig that make it; `common` are fields that all of them have.
     """
 
     def __init__(
         self,
+        place: Place,
         tuning: Sequence[Record],
         judged: Sequence[Record],
         *,
@@ -101,88 +101,102 @@ class Adviser:
         samples: int = SAMPLES,
         seed: int = 0,
     ) -> None:
+        self.place = place
         self._tuning, self._judged = tuning, judged
         self._rows = rows or {name: {"strategy": name} for name in EXACT}
         self._common = {**(common or {}), "tuning": "off"}
         self._samples, self._seed = samples, seed
-        self._known: dict[str, list[Settings]] = {name: [] for name in self._rows}
+        self._found: dict[float, dict[str, Settings]] = {}  # by round trip
         self._done: dict[tuple[Any, ...], Any] = {}
-        self._tuned: set[Place] = set()
 
-    def tune(self, place: Place) -> None:
-        """Search for the best settings of every strategy at this place."""
-        if place in self._tuned:
-            return
-        self._tuned.add(place)
-        for name, row in self._rows.items():
-            found = tuned(row, lambda settings: self._tpt_s(settings, place), self._samples, self._seed)
-            if found not in self._known[name]:
-                self._known[name].append(found)
-
-    def expected(self, place: Place) -> list[Expected]:
-        """What each strategy would do there, by the settings known so far; the fastest first."""
-        if not self._tuned:
-            self.tune(place)
-        found = [self._expected(name, place) for name in self._rows]
+    def expected(self, rtt_s: float | None = None, among: Collection[str] | None = None) -> list[Expected]:
+        """What each strategy (or some) would do at that round trip, by default the place's; the fastest first."""
+        rtt_s = self.place.rtt_s if rtt_s is None else rtt_s
+        if not self._found:
+            self._tune(rtt_s)
+        found = [self._expected(name, rtt_s) for name in self._rows if among is None or name in among]
         return sorted(found, key=lambda each: each.tpt_s)
 
-    def change(self, place: Place, *, above: bool, margin: float = 0.0, most_s: float = MOST_RTT_S) -> Change | None:
-        """The nearest round trip above (or below) that of `place` where another strategy than the fastest there is
-        faster by more than `margin`, a share; None if there is none up to `most_s`, or down to 0."""
-        here = self.expected(place)[0].strategy
-        near_s = place.rtt_s
+    def change(
+        self, *, above: bool, margin: float = 0.0, most_s: float = MOST_RTT_S, close: float = CLOSE
+    ) -> Change | None:
+        """The round trip above (or below) the place's where another strategy than the fastest there is faster by more
+        than `margin`, a share, to `close`, a share too; None if there is none up to `most_s`, or down to 0. A strategy
+        that is faster between two of the round trips that are looked at, and at neither, is not found."""
+        near_s = self.place.rtt_s
+        self._tune(near_s)
+        here = self.expected()[0].strategy
         for rung_s in _rungs(near_s, above, most_s):
-            self.tune(place.at(rung_s))
-            if self._overtaken(here, place.at(rung_s), margin) is not None:
-                return self._bisected(here, place, near_s, rung_s, margin)
+            self._tune(rung_s)
+            if rivals := self._faster(here, rung_s, margin, self._rows):
+                return self._bisected(here, rivals, near_s, rung_s, margin, close)
             near_s = rung_s
         return None
 
-    def _bisected(self, here: str, place: Place, near_s: float, far_s: float, margin: float) -> Change:
-        while abs(far_s - near_s) > CLOSE * max(near_s, far_s, LEAST_RTT_S) / 2:
+    def _bisected(
+        self, here: str, rivals: Sequence[str], near_s: float, far_s: float, margin: float, close: float
+    ) -> Change:
+        while abs(far_s - near_s) > close * max(near_s, far_s, LEAST_RTT_S):
             middle_s = (near_s + far_s) / 2
-            if self._overtaken(here, place.at(middle_s), margin) is None:
-                near_s = middle_s
+            if faster := self._faster(here, middle_s, margin, rivals):
+                far_s, rivals = middle_s, faster
             else:
-                far_s = middle_s
-        other = self._overtaken(here, place.at(far_s), margin)
-        assert other is not None
-        return Change(far_s, other)
+                near_s = middle_s
+        return Change((near_s + far_s) / 2, rivals[0])
 
-    def _overtaken(self, here: str, place: Place, margin: float) -> str | None:
-        """Which strategy is faster than `here` by more than `margin`."""
-        found = self.expected(place)
+    def _faster(self, here: str, rtt_s: float, margin: float, among: Collection[str]) -> list[str]:
+        """The strategies that are faster there than `here` by more than `margin`, the fastest first."""
+        found = self.expected(rtt_s, {here, *among})
         own_s = next(each.tpt_s for each in found if each.strategy == here)
-        return found[0].strategy if own_s > (1.0 + margin) * found[0].tpt_s else None
+        return [each.strategy for each in found if own_s > (1.0 + margin) * each.tpt_s and each.strategy != here]
 
-    def _expected(self, name: str, place: Place) -> Expected:
-        best = min(self._known[name], key=lambda settings: self._tpt_s(settings, place))
-        ran = self._simulated(best, place, judged=True)
+    def _tune(self, rtt_s: float) -> None:
+        """Search for the best settings of every strategy at this round trip."""
+        if rtt_s not in self._found:
+            self._found[rtt_s] = {
+                name: tuned(row, lambda settings: self._tpt_s(settings, rtt_s), self._samples, self._seed)
+                for name, row in self._rows.items()
+            }
+
+    def _expected(self, name: str, rtt_s: float) -> Expected:
+        below = max((known_s for known_s in self._found if known_s <= rtt_s), default=min(self._found))
+        above = min((known_s for known_s in self._found if known_s >= rtt_s), default=max(self._found))
+        ends = [self._found[known_s][name] for known_s in {below, above}]
+        best = ends[0]
+        if len(ends) == 2 and ends[0] != ends[1]:
+            best = min(ends, key=lambda settings: self._tpt_s(settings, rtt_s))
+        ran = self._simulated(best, rtt_s, judged=True)
         each = tuple((stats["tokens"], stats["tpt_ms"] * stats["tokens"] / 1e3) for stats in ran.each)
         rate = ran.stats["acceptance_rate"]
         cost = ran.stats["cloud_s_per_1000_tokens"]
         return Expected(name, best, pooled_s(each), interval(each), cost, rate, each)
 
-    def _tpt_s(self, settings: Settings, place: Place) -> float:
-        return float(self._simulated(settings, place, judged=False).tpt_ms) / 1e3
+    def _tpt_s(self, settings: Settings, rtt_s: float) -> float:
+        return float(self._simulated(settings, rtt_s, judged=False).tpt_ms) / 1e3
 
-    def _simulated(self, settings: Settings, place: Place, *, judged: bool) -> Any:
-        key = (tuple(sorted(settings.items())), place, judged)
+    def _simulated(self, settings: Settings, rtt_s: float, *, judged: bool) -> Any:
+        key = (tuple(sorted(settings.items())), rtt_s, judged)
         if key not in self._done:
+            place = self.place if rtt_s == self.place.rtt_s else self.place.at(rtt_s)
             self._done[key] = simulate(
-                self._judged if judged else self._tuning, link=place.link, gamma_s=place.gamma_s, pass_s=place.pass_s,
-                token_s=place.token_s, max_tokens=place.max_tokens, seed=self._seed,
+                self._judged if judged else self._tuning,
+                link=place.link,
+                gamma_s=place.gamma_s,
+                pass_s=place.pass_s,
+                token_s=place.token_s,
+                max_tokens=place.max_tokens,
+                seed=self._seed,
                 settings={**self._common, **settings},
-            )  # fmt: skip
+            )
         return self._done[key]
 
 
 def tuned(row: Settings, tpt_s: Callable[[Settings], float], samples: int, seed: int = 0) -> Settings:
     """The fastest settings found for a row, by what `tpt_s` says of each: all of them where they can be counted, as
-    draft lengths can, else `samples` of the tuner's."""
-    strategy = make_strategy(EdgeConfig(**row))
+    draft lengths can, else `samples` of the tuner's. A row that gives one of its parameters stays as it is."""
+    strategy = make_strategy(EdgeConfig(**{"tuning": "off", **row}))
     space = space_of(strategy)
-    if not space or row.get("policy_option"):
+    if not space or not settings_of(strategy, point_of(strategy)).keys().isdisjoint(row):
         return dict(row)
     tried: list[tuple[float, Settings]] = []
 
