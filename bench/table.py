@@ -72,7 +72,7 @@ def options_of(doc: str, add: Callable[[argparse.ArgumentParser], None] | None =
     for name, default, text in (
         ("seeds", 5, "repetitions, each with a seed of its own"),
         ("samples", 16, "tries of each row's parameters; 0: their defaults"),
-        ("tune-tokens", 32, "at most so many behind each of a try's prompts"),
+        ("tune-tokens", 64, "at most so many behind each of a try's prompts"),
         ("tokens", 128, "at most so many behind each prompt that is measured"),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default {default})")
