@@ -224,6 +224,33 @@ def test_statistics_find_back_to_their_prompts(fake: FakeSimulation) -> None:
     assert [s["machine_s"] for s in each] == [0.2] * len(RECORDS)
 
 
+def vanilla_by_hand(record: Record, length: int, count: int, *, gamma_s: float, pass_s: float, way_s: float) -> Any:
+    """ms per token, and passes per token, of drafts of that length, from the trace alone. What the first draft and the
+    prompt's pass share of their time is free, as time counts from the target's having read the prompt."""
+    at, passes, took_s = 0, 0, 0.0
+    while at < count:
+        length = min(length, count - at - 1)
+        drafted = [guess.id for guess in record.continuation(at, length)]
+        right = next((i for i in range(length) if drafted[i] != record.output[at + i]), length)
+        round_s = max(pass_s, length * gamma_s) if passes == 0 else length * gamma_s + way_s + pass_s + way_s
+        at, passes, took_s = at + right + 1, passes + 1, took_s + round_s
+    return pytest.approx(1e3 * took_s / count), pytest.approx(passes / count)
+
+
+@pytest.mark.parametrize("length", [1, 3, 6])
+def test_vanilla_takes_what_the_trace_says(length: int) -> None:
+    records = synthetic_trace(3, 40, acceptance=0.8, seed=2).records
+    cell = Cell("a cell", "humaneval", records, Link(latency_s=0.005), 0.01, 0.02)
+    row = Row({"strategy": "vanilla", "draft_length": length})
+    outcome = Outcome({}, dict(enumerate(measuring.run_row(row, cell, records, tokens=33, seed=1, found={}))))
+    for record, stats in zip(records, outcome.each.values(), strict=True):
+        measured = stats["tpt_ms"], stats["target_passes"] / stats["tokens"]
+        assert measured == vanilla_by_hand(record, length, 33, gamma_s=0.01, pass_s=0.02, way_s=0.005)
+    said = table.report("vanilla", row, cell, {"vanilla": [outcome]})
+    assert said["ms_per_token"] == pytest.approx(sum(stats["tpt_ms"] for stats in outcome.each.values()) / 3)
+    assert said["cloud_s_per_1000_tokens"] == pytest.approx(20 * said["passes_per_token"])
+
+
 def test_seeds_redraw_a_drawn_schedule_and_leave_a_written_one(fake: FakeSimulation) -> None:
     for drawn in (Schedule.redrawn(5, steps=60), Schedule(1.0, (10.0,), (20.0,))):
         cell = CELL._replace(link=Link(bandwidths=drawn))
