@@ -1,4 +1,4 @@
-"""`generate --file … --out …` as its users run it: a line for each result, and whatever ends a run, the next goes on."""
+"""`generate --file … --out …` as its users run it: a result a line, and whatever ends a run, the next one goes on."""
 
 from __future__ import annotations
 
