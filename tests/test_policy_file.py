@@ -201,7 +201,7 @@ def test_they_are_tuned_while_it_runs_under_a_key_of_name_and_content(tmp_path: 
     _, stats = generated({"policy": file, "tuning": str(kept)}, tokens=600)
     assert stats["tuning"] == "done" and set(stats["thresholds"]) == {"x"}
     assert stats["thresholds"]["x"] < 15, "long drafts are not the best there is"
-    policy(tmp_path, observe, more + "  # changed")
+    policy(tmp_path, observe, more, "# changed\n")
     generated({"policy": file, "tuning": str(kept)}, tokens=60)
     policy(tmp_path, observe, more)
     _, stats = generated({"policy": file, "tuning": str(kept)}, tokens=60)
