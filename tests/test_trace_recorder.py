@@ -170,15 +170,19 @@ def test_the_committed_traces(name: str, count: int, tokens: int) -> None:
     assert (len(trace.records), trace.depth, trace.vocabulary_size) == (count, 32, 49152)
     assert trace.sampling == ({"temperature": 0.8} if name == "sampled" else {})
     for record in trace.records:
-        assert len(record.prompt) <= LONGEST_PROMPT and len(record.output) == tokens
+        length = len(record.output)
+        assert len(record.prompt) <= LONGEST_PROMPT
+        assert (record.finish == "stop") == (record.output[-1] in trace.end_ids) and 0.7 * tokens < length <= tokens
+        assert length == tokens or record.finish == "stop"
         assert (record.seed is None) == (name != "sampled")
-        assert {len(record.continuation(i)) for i in range(tokens)} == {32}
+        assert {len(record.continuation(i)) for i in range(length)} == {32}
         for guesses in (record.guesses, *record.behind.values()):
             assert all(guess.id != guess.runner_up and 0 < guess.p_draft <= 1 for guess in guesses)
             if name != "sampled":
                 assert all(guess.p_draft >= guess.p_runner_up for guess in guesses)
+    assert [record.finish for record in trace.records].count("stop") == (3 if name == "gsm8k" else 0)
     assert len({record.prompt for record in trace.records}) == count
-    right = [record.right(i) for record in trace.records for i in range(tokens)]
+    right = [record.right(i) for record in trace.records for i in range(len(record.output))]
     assert 0.6 < sum(right) / len(right) < 0.95
 
 
