@@ -200,7 +200,7 @@ def test_a_cloud_that_is_lost_ends_the_run_and_the_next_one_goes_on(models: Mode
 
 
 def test_other_prompts_or_options_are_refused_and_restart_does_all_anew(options: list[str], tmp_path: Path) -> None:
-    out = tmp_path / "results.jsonl"
+    out, events = tmp_path / "results.jsonl", tmp_path / "events"
     file = prompts(tmp_path, {"prompt": "zanzibar"}, {"prompt": "xylophone"})
     base = [*options, "--file", file, "--out", out, "--quiet"]
     assert here(*base, *COMMON).code == 0
@@ -208,8 +208,9 @@ def test_other_prompts_or_options_are_refused_and_restart_does_all_anew(options:
     for more in (["--max-tokens", 5], [*COMMON, "--strategy", "cloud"], [*COMMON, "--chat"], [*COMMON, "--seed", 1]):
         ran = here(*base, *more)
         assert ran.code == 2 and "other prompts or options" in ran.complaint and "--restart" in ran.complaint
+        assert here(*base, *more, "--events", events).code == 2 and not events.exists()
     assert out.read_bytes() == before
-    for more in (["--threads", 1], ["--patience-s", 9], ["--events", str(tmp_path / "events")]):
+    for more in (["--threads", 1], ["--patience-s", 9], ["--cloud", NOWHERE]):
         assert here(*base, *COMMON, *more).code == 0 and out.read_bytes() == before
     file = prompts(tmp_path, {"prompt": "zanzibar"}, {"prompt": "xylophone"}, {"prompt": "mauve"})
     assert here(*base, *COMMON).code == 0

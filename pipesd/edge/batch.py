@@ -15,12 +15,14 @@ from pipesd.edge.interrupts import Interrupts
 from pipesd.edge.output import warn
 from pipesd.edge.result import batch_line, result_of
 from pipesd.edge.session import EdgeSession
-from pipesd.errors import Cancelled, PipeSDError, Refused, UsageError, VocabularyMismatch
+from pipesd.errors import Cancelled, PipeSDError, Refused, Unreachable, UsageError, VocabularyMismatch
+from pipesd.policy.strategy import make_strategy
 from pipesd.policy.watched import PolicyFailed
 from pipesd.program import complain
 from pipesd.streams import show
 
 log = logging.getLogger("pipesd.edge")
+RESUMED = (Unreachable.exit_code, Cancelled.exit_code)  # where nothing is to be mended before
 
 
 def generate_batch(
@@ -41,12 +43,13 @@ def generate_batch(
     Raises PipeSDError for what cannot be tried at all.
     """
     check_different(prompts, out)
-    session = EdgeSession(edge)
-    warn(session, options)
-    settings = settings_digest(edge, session.strategy, options, {"chat": chat, "system": system})
+    settings = settings_digest(edge, make_strategy(edge), options, {"chat": chat, "system": system})
     jobs = read_jobs(prompts, settings)
     with Results(out) as results:
-        batch = _Batch(session, options, jobs, results, {} if restart else results.done(jobs), chat, system)
+        done = {} if restart else results.done(jobs)
+        session = EdgeSession(edge)  # no sooner: it begins a new event log
+        warn(session, options)
+        batch = _Batch(session, options, jobs, results, done, chat, system)
         if as_json:
             interrupts.last_words = lambda: show(batch.told("cancelled"))
         failure: PipeSDError | None = None
@@ -60,7 +63,8 @@ def generate_batch(
         if as_json:
             show(batch.told("done" if failure is None else "cancelled" if isinstance(failure, Cancelled) else "error"))
     if failure is not None:
-        told = PipeSDError(f"{failure}; {len(batch.done)} of {len(jobs)} prompts are done: the same command goes on")
+        again = ": the same command goes on from there" if failure.exit_code in RESUMED else ""
+        told = PipeSDError(f"{failure}; {len(batch.done)} of {len(jobs)} prompts are done{again}")
         told.exit_code = failure.exit_code
         return complain(told, cause=failure)
     log.info("%s", batch.summary())

@@ -18,11 +18,11 @@ from pipesd.policy.sending import Sending, Step, Uplink
 from pipesd.policy.strategy import Strategy, batching_of, make_trigger
 from pipesd.policy.tuning import Tuning
 from pipesd.policy.updater import Change, Updater, first_plan
+from pipesd.policy.watched import FORCED
 from pipesd.protocol.actions import Committed
 
 log = logging.getLogger("pipesd.edge")
 SETTINGS = ("draft_length", "sequence_threshold", "token_threshold", "entropy_threshold")  # of triggers
-FORCED = "must"  # the rule by which an edge asks that can do nothing else
 
 
 class Steering:
