@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -58,7 +57,7 @@ def links(regime_name: str) -> dict[str, Link]:
         "clean": clean,
         "jitter": dataclasses.replace(clean, jitter_s=JITTER_S),
         "loss": dataclasses.replace(clean, loss=LOSS),
-        "changing": regime.link(jitter_s=0.0, bandwidths=changing, up_bytes_per_s=math.inf, down_bytes_per_s=math.inf),
+        "changing": regime.changing(changing, jitter_s=0.0),
     }
 
 
