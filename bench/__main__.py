@@ -1,13 +1,14 @@
 """All benches by name: `python -m bench --list`, `python -m bench NAME [options]`, `python -m bench all [--quick]`.
 
 `all` runs every bench that needs no option, one after the other, whatever became of the one before; the exit code is 1
-if one failed. Each is also a program of its own, `python bench/NAME.py`.
+if one failed. One that says by its exit code that the machine is not for it has not. Each is also a program of its own, `python bench/NAME.py`.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FOLDER = Path(__file__).parent
+NOT_HERE = 77  # the exit code of a bench that this machine has nothing for
 
 
 class Bench(NamedTuple):
@@ -54,8 +56,10 @@ def needs(doc: str, name: str) -> tuple[str, ...]:
 
 
 def run(bench: Bench, words: list[str]) -> int:
-    """Its exit code; it writes to this program's own streams."""
-    return subprocess.call([sys.executable, str(FOLDER / f"{bench.name}.py"), *words])
+    """Its exit code; it writes to this program's own streams. The package is the one beside this folder."""
+    places = [str(FOLDER.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    return subprocess.call([sys.executable, str(FOLDER / f"{bench.name}.py"), *words], env=environment)
 
 
 def run_all(words: list[str]) -> int:

@@ -42,6 +42,7 @@ from pipesd.model_shape import CacheShape, ModelShape, Rope
 
 PASS_FIGURE = 1.3  # most times the weights' way through memory, passes of 1 to 8 tokens of one session
 BATCH_FIGURE = 1.5  # most times the same session's pass alone, 8 sessions of 5 tokens
+NOT_HERE = 77  # exit code where there is no such device, as for a test that is skipped
 SESSIONS, DRAFT = 8, 5
 TOKENS = (1, 2, 4, 5, 8)
 CONTEXT = 2304
@@ -314,10 +315,10 @@ def main() -> int:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             print(f"bench/gpu.py: torch {torch.__version__} sees no CUDA device; run it where there is one")
-            return 2
+            return NOT_HERE
         if (why := why_no_kernels(device)) is not None:
             print(f"bench/gpu.py: {why}")
-            return 2
+            return NOT_HERE
         from pipesd.cloud.paged_kernels import triton_read as read
 
         torch.backends.cuda.matmul.allow_tf32 = False

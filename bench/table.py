@@ -95,7 +95,7 @@ def options_of(doc: str, add: Callable[[argparse.ArgumentParser], None] | None =
         raise UsageError(f"--pass-ms: got {options.pass_ms:g}, wanted more than 0")
     if options.quick:
         options.seeds, options.samples = min(options.seeds, 2), min(options.samples, 2)
-        options.tokens = options.tune_tokens = 16
+        options.tokens, options.tune_tokens = 16, 8
     return options
 
 

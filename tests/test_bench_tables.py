@@ -419,7 +419,7 @@ def test_all_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: py
 
     def run(bench: Any, words: list[str]) -> int:
         ran.append((bench.name, words))
-        return 3 if bench.name == "first" else 0
+        return {"first": 3, "slow": program.NOT_HERE}.get(bench.name, 0)
 
     monkeypatch.setattr(program, "benches", lambda: made)
     monkeypatch.setattr(program, "run", run)
@@ -427,5 +427,6 @@ def test_all_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert ran == [("first", ["--quick"]), ("last", ["--quick"]), ("slow", [])]
     told = capsys.readouterr().err
     assert "first: failed with 3" in told and "needy: left out, it needs --draft" in told and "last: done" in told
+    assert "slow: not for this machine" in told
     del made["first"]
     assert program.main(["all", "--quick"]) == 0
