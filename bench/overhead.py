@@ -5,7 +5,8 @@ and back, every call of the tuner (with the file that keeps what it learnt), of 
 measures link and drafting is timed, each without the calls of the others inside it, and given as a share of the run's
 time. `rest` is what else the policies do: triggers, batching, the decision to send. Draft model and target are scripted
 and take the time that they are told to; by default that of a small draft model and of a pass. Importing and compiling
-happen once and stand apart. Timing a call takes one or two microseconds, which are counted too.
+happen once and stand apart. Timing a call takes one or two microseconds, which are counted too. The paper's figures of
+its table 5 and of its appendix H are beside ours; the rows of every table follow, as they are at these speeds.
 
 The last line is one JSON object.
 """
@@ -15,24 +16,37 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
-import json
-import os
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner import loading_s
-from replay import end_with
-from runs import add_options, edge_of
+from printed import CONTROL_PLANE_PERCENT, OVERHEAD
+from runs import Measured, add_options, edge_of
+from stamp import RESULTS, begin, end_with, finish
 
 ROUNDS = 1000
 TOKENS = 384  # of one generation
-PAPER_PERCENT = {"tuner": 1.1, "planner": 0.013, "measuring": 0.4}  # at most, as the paper says
+SHORT_TOKENS = 48  # of the rows that stand in every table
 GOAL_PERCENT = 0.3  # of the three together
+
+
+class Row(NamedTuple):
+    """Settings of `EdgeConfig`, and whether the link is in between."""
+
+    settings: Mapping[str, Any]
+    linked: bool = True
+
+
+STANDING = {
+    "cloud only": Row({"strategy": "cloud"}),
+    "edge only": Row({"strategy": "local"}),
+    "co-located": Row({"strategy": "vanilla"}, linked=False),
+}
 
 
 class Stopwatch:
@@ -122,54 +136,83 @@ def main() -> int:
     add_options(parser)
     parser.add_argument("--quick", action="store_true", help="a tenth of the rounds: only to see that it works")
     parser.add_argument("--cpu-time", action="store_true", help="count processor time only, as on a busy machine")
+    parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="where results are kept")
     parser.set_defaults(scripted=True, gamma_ms=6.0)
     options = parser.parse_args()
     options.scripted = not options.draft
     wanted = ROUNDS // 10 if options.quick else ROUNDS
 
-    load = os.getloadavg()[0]
+    stamp = begin()
     with tempfile.TemporaryDirectory() as folder, edge_of(options, wanted * 8 // TOKENS + 1, TOKENS) as edge:
         edge.run({"strategy": "pipesd", "tuning": "off"}, edge.trace.records[:1], 16)  # loads what is compiled
         stopwatch = Stopwatch(time.thread_time if options.cpu_time else time.perf_counter)
         watch(stopwatch)
         settings = {"strategy": "pipesd", "tuning": str(Path(folder, "tuning.json"))}
         run = edge.run(settings, edge.trace.records, TOKENS, rounds=wanted)
+        spent_s, calls, longest_s = (dict(each) for each in (stopwatch.spent_s, stopwatch.calls, stopwatch.longest_s))
+        rows = {"pipesd": row_of(run, spent_s, {})}
+        for name, row in STANDING.items():
+            before_s = dict(stopwatch.spent_s)
+            other = edge.run(row.settings, edge.trace.records[:1], SHORT_TOKENS, linked=row.linked)
+            run.wrong.extend(other.wrong)
+            rows[name] = row_of(other, stopwatch.spent_s, before_s)
     rounds = run.sums["rounds"]
     run_s = run.ms_per_token * run.sums["tokens"] / 1e3
     apart_s = None if options.quick else loading_s()
-    percent = {group: 100 * stopwatch.spent_s[group] / run_s for group in (*PAPER_PERCENT, "rest")}
-    together = sum(percent[group] for group in PAPER_PERCENT)
+    percent = {group: 100 * spent_s.get(group, 0.0) / run_s for group in (*OVERHEAD, "rest")}
+    together = sum(percent[group] for group in OVERHEAD)
 
     print(f"{rounds} rounds, {run.sums['tokens']} tokens, {run_s:.1f} s, {1e3 * run_s / rounds:.1f} ms a round")
-    print(f"{'':11}{'calls':>8}{'us a round':>12}{'longest ms':>12}{'%':>9}{'paper %':>9}")
+    print(f"{'':11}{'calls':>8}{'us a round':>12}{'longest ms':>12}{'%':>9}{'printed %':>11}{'ours/pr.':>10}")
     for group, share in percent.items():
-        print(f"{group:11}{stopwatch.calls[group]:8}{1e6 * stopwatch.spent_s[group] / rounds:12.1f}"
-              f"{1e3 * stopwatch.longest_s[group]:12.2f}{share:9.4f}{PAPER_PERCENT.get(group, ''):>9}")  # fmt: skip
-    print(f"tuner, planner and measuring together {together:.3f} %, at most {GOAL_PERCENT} %; the paper's 1.513 %")
-    print(f"once: greeting the cloud, with the first probes of the link, {1e3 * stopwatch.spent_s['opening']:.0f} ms")
+        theirs = OVERHEAD.get(group)
+        against = "" if theirs is None else f"{share / theirs:.2f}"
+        print(f"{group:11}{calls.get(group, 0):8}{1e6 * spent_s.get(group, 0.0) / rounds:12.1f}"
+              f"{1e3 * longest_s.get(group, 0.0):12.2f}{share:9.4f}{theirs or '':>11}{against:>10}")  # fmt: skip
+    print(f"tuner, planner and measuring together {together:.3f} %, at most {GOAL_PERCENT} %; printed, with all else "
+          f"that steers, {CONTROL_PLANE_PERCENT} %")  # fmt: skip
+    print(f"once: greeting the cloud, with the first probes of the link, {1e3 * spent_s.get('opening', 0.0):.0f} ms")
     if apart_s is not None:
         print(f"once: {', '.join(f'{name} {value:.2f} s' for name, value in apart_s.items())}")
-    result = {
-        "bench": "overhead",
-        "kind": "scripted" if options.scripted else "replayed",
+    kind = "scripted" if options.scripted else "replayed"
+    print(f"\n{'':12}{'kind':10}{'ms/token':>9}{'cloud s/1000':>13}{'steering, %':>12}")
+    for name, said in rows.items():
+        print(f"{name:12}{kind:10}{said['ms_per_token']:9.1f}{said['cloud_s_per_1000_tokens']:13.1f}"
+              f"{said['steering_percent']:12.4f}")  # fmt: skip
+    print("steering: the policies' share of the row's own time, the rest of them included; the three last rows are of "
+          f"{SHORT_TOKENS} tokens, and so mostly of what a session begins with")  # fmt: skip
+    finish("overhead", stamp, options, {
+        "kind": kind,
         "clock": "cpu" if options.cpu_time else "wall",
         "rounds": rounds,
         "tokens": run.sums["tokens"],
-        "run_s": round(run_s, 3),
-        "load_before": load,
-        "percent": {group: round(share, 5) for group, share in percent.items()},
-        "calls": dict(stopwatch.calls),
-        "longest_ms": {group: round(1e3 * value, 3) for group, value in stopwatch.longest_s.items()},
-        "together_percent": round(together, 4),
-        "paper_percent": PAPER_PERCENT,
+        "run_s": run_s,
+        "percent": percent,
+        "calls": calls,
+        "longest_ms": {group: 1e3 * value for group, value in longest_s.items()},
+        "together_percent": together,
+        "paper_percent": OVERHEAD,
+        "paper_control_plane_percent": CONTROL_PLANE_PERCENT,
         "goal_percent": GOAL_PERCENT,
         "reached": together <= GOAL_PERCENT,
-        "opening_s": round(stopwatch.spent_s["opening"], 4),
+        "opening_s": spent_s.get("opening", 0.0),
         "apart_s": apart_s,
         "wrong_outputs": len(run.wrong),
-    }
-    print(json.dumps(result))
+        "rows": {name: {"kind": kind, **said} for name, said in rows.items()},
+    })  # fmt: skip
     return 1 if run.wrong else 0
+
+
+def row_of(run: Measured, spent_s: Mapping[str, float], before_s: Mapping[str, float]) -> dict[str, float]:
+    """What a run took, and its policies of it; `before_s` was spent before it."""
+    tokens = max(1, run.sums["tokens"])
+    steering_s = sum(spent_s.get(group, 0.0) - before_s.get(group, 0.0) for group in (*OVERHEAD, "rest"))
+    return {
+        "ms_per_token": run.ms_per_token,
+        "cloud_s_per_1000_tokens": 1000 * run.sums["cloud_s"] / tokens,
+        "steering_percent": 1e5 * steering_s / max(run.ms_per_token * tokens, 1e-9),
+        "tokens": tokens,
+    }
 
 
 if __name__ == "__main__":
