@@ -158,7 +158,7 @@ def main() -> int:
         plots.check(options.plot)
     stamp = begin()
     rows = chosen(standing_rows(options.policy), options.only)
-    found, tables = [], []
+    found, real, tables = [], [], []
     for cell in cells(options):
         outcomes = measure(cell, rows, options)
         reports = {name: report(name, row, cell, outcomes) for name, row in rows.items()}
@@ -171,13 +171,13 @@ def main() -> int:
         for name, link in REAL.items():
             said = real_report(link, min(options.seconds, 2.0) if options.quick else options.seconds, seed=0)
             tables.append((name, said))
-            found.append({"name": name, "condition": "real", "regime": "thin", "rows": {}, "fit": said})
+            real.append({"name": name, "fit": said})
     print(f"\n{'ms':30}{'':10}{'error of':15}{''.join(f'{figure:>11}' for figure in FIGURES)}")
     for name, said in tables:
         print("\n".join(fit_lines(name, said)))
     if options.plot:
-        draw(found, options.plot)
-    finish("fit", stamp, options, {"cells": found})
+        draw(found + real, options.plot)
+    finish("fit", stamp, options, {"cells": found, "real": real})
     return 0
 
 

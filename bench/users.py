@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import plots
-from measuring import Cell
+from measuring import TUNING_RECORDS, Cell
 from printed import USERS_PERCENT
 from scenarios import gamma_s, scenario_link
 from stamp import end_with
@@ -34,10 +34,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def cells(options: argparse.Namespace) -> list[Cell]:
-    """Scenario 1 for each data set, payload and number of clients."""
+    """Scenario 1 for each data set, payload and number of clients; without --users, of as many as have prompts."""
+    if options.users and min(options.users) < 1:
+        raise UsageError(f"--users: got {min(options.users)}, wanted at least 1")
     counts = options.users or (QUICK_USERS if options.quick else USERS)
-    if min(counts) < 1:
-        raise UsageError(f"--users: got {min(counts)}, wanted at least 1")
     return [
         Cell(
             f"{users} client{'s' * (users > 1)}, {dataset}, {regime.name}", dataset, records,
@@ -47,6 +47,7 @@ def cells(options: argparse.Namespace) -> list[Cell]:
         for dataset, records in traces_of(options).items()
         for regime in regimes_of(options)
         for users in counts
+        if options.users or users <= len(records) - TUNING_RECORDS
     ]  # fmt: skip
 
 
