@@ -41,6 +41,7 @@ DOORS = {
     "llama_cpp": ("pipesd.edge.llama",),
     "msgpack": ("pipesd.protocol.quick", "pipesd.protocol.wire"),
     "numba": ("pipesd._kernels.",),
+    "pynvml": ("pipesd.energy_gpu",),
     "torch": (
         "pipesd.cloud.checkpoint",
         "pipesd.cloud.device_sampling",

@@ -104,6 +104,7 @@ class Line:
         self._plain = not (link.jitter_s or link.loss or link.cuts or link.bandwidths)
         self._begun_s = math.inf
         self._free_s = self._last_s = 0.0
+        self._number = 0  # of the connection
 
     def begin(self, now_s: float) -> None:
         """The first generation begins."""
@@ -113,17 +114,19 @@ class Line:
         """When a message that is sent at `now_s` arrives; None: never, as it is under way in a cut."""
         link = self._link
         size = length_bytes + link.message_bytes + draft_tokens * link.up_bytes_per_draft_token
-        start_s = (now_s if now_s > self._free_s else self._free_s) + link.gap_s
         if self._plain:
+            start_s = (now_s if now_s > self._free_s else self._free_s) + link.gap_s
             self._free_s = start_s + size / self._bytes_per_s
             return self._free_s + link.latency_s
+        number = self.number(now_s)
+        if number > self._number:  # a new connection, with nothing on it
+            self._number, self._free_s, self._last_s = number, now_s, now_s
+        start_s = max(now_s, self._free_s) + link.gap_s
         self._free_s = self._through_s(start_s, size)
-        arrives_s = self._free_s + link.latency_s + link.jitter_s * self._chance.random() + self._repeats_s(size)
+        late_s = link.jitter_s * self._chance.random() if link.jitter_s else 0.0
+        arrives_s = self._free_s + link.latency_s + late_s + self._repeats_s(size)
         self._last_s = max(self._last_s, arrives_s)  # nothing overtakes what is ahead of it
-        if self.number(now_s) < self.number(self._last_s) or self.away(now_s):
-            self._free_s = self._last_s = 0.0  # what comes next has a new connection
-            return None
-        return self._last_s
+        return None if self.number(self._last_s) > number or self.away(now_s) else self._last_s
 
     def number(self, now_s: float) -> int:
         """How many connections there were before the one of that time."""
