@@ -1,7 +1,8 @@
 """All benches by name: `python -m bench --list`, `python -m bench NAME [options]`, `python -m bench all [--quick]`.
 
 `all` runs every bench that needs no option, one after the other, whatever became of the one before; the exit code is 1
-if one failed. One that says by its exit code that the machine is not for it has not. Each is also a program of its own, `python bench/NAME.py`.
+if one failed. One that says by its exit code that the machine is not for it has not. Each is also a program of its own,
+`python bench/NAME.py`.
 """
 
 from __future__ import annotations

@@ -100,10 +100,10 @@ def options_of(doc: str, add: Callable[[argparse.ArgumentParser], None] | None =
 
 
 def traces_of(options: argparse.Namespace, datasets: Sequence[str] = DATASETS) -> dict[str, tuple[Record, ...]]:
-    """The records by data set: of the files given, named as they are, or of `datasets`. UsageError for a trace that
-    leaves none to measure."""
+    """The records by data set: of the files given, named as they are, or of `datasets`, with `--quick` its first.
+    UsageError for a trace that leaves none to measure."""
     found: dict[str, tuple[Record, ...]] = {}
-    for given in options.traces or datasets:
+    for given in options.traces or datasets[: 1 if options.quick else None]:
         path = TRACES / f"{given}.jsonl.gz" if given in datasets else Path(given)
         records = (table7(3 * TUNING_RECORDS) if given == SYNTHETIC else Trace.load(path)).records
         if len(records) <= TUNING_RECORDS:

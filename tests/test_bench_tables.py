@@ -40,6 +40,9 @@ COLUMNS = ("kind", "ms_per_token", "cloud_s_per_1000_tokens", "passes_per_token"
 TABLES = [path.stem for path in sorted(BENCH.glob("*.py")) if "options_of(__doc__" in path.read_text()]
 MINE = ("ablation", "bandwidth", "overall", "verification")
 FEW = ("--seeds", "2", "--samples", "1", "--tune-tokens", "4", "--tokens", "6")
+SHORT = {
+    "overall": ("--scenarios", "3"), "batching": ("--cases", "4"), "fit": ("--seconds", "0"), "thresholds": ("--side", "2")
+}  # fmt: skip
 POLICY = """
 from pipesd.policy.plugin import BaseTrigger, Parameter, Policy
 
@@ -102,7 +105,7 @@ def said(
     "name", [name if name in MINE else pytest.param(name, marks=pytest.mark.slow) for name in TABLES]
 )
 def test_every_table_has_its_rows_and_columns(name: str, tiny: str, policy: str, said: Callable[..., Any]) -> None:
-    words = {"overall": ("--scenarios", "3")}.get(name, ())
+    words = SHORT.get(name, ())
     found = said(name, *FEW, *words, "--traces", tiny, "--policy", policy)
     assert found["bench"] == name and found["cells"]
     for cell in found["cells"]:
@@ -346,9 +349,9 @@ def test_traces_need_records_to_measure_and_names_of_their_own(tmp_path: Path) -
     path = tmp_path / "few.jsonl.gz"
     synthetic_trace(4, 4).save(path)
     with pytest.raises(UsageError, match="it has 4 records, of which 4 tune"):
-        table.traces_of(argparse.Namespace(traces=[str(path)]))
+        table.traces_of(argparse.Namespace(quick=False, traces=[str(path)]))
     with pytest.raises(UsageError, match="two are named 'table7'"):
-        table.traces_of(argparse.Namespace(traces=["table7", "table7"]))
+        table.traces_of(argparse.Namespace(quick=False, traces=["table7", "table7"]))
 
 
 def test_results_that_cannot_be_kept_give_one_line(tmp_path: Path) -> None:
