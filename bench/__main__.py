@@ -75,9 +75,8 @@ def run_all(words: list[str]) -> int:
         print(f"== {bench.name}", file=sys.stderr, flush=True)
         begun_s = time.monotonic()
         code = run(bench, given)
-        said.append(
-            f"{bench.name}: {'done' if code == 0 else f'failed with {code}'}, {time.monotonic() - begun_s:.0f} s"
-        )
+        ended = {0: "done", NOT_HERE: "not for this machine"}.get(code, f"failed with {code}")
+        said.append(f"{bench.name}: {ended}, {time.monotonic() - begun_s:.0f} s")
     print("\n".join(said), file=sys.stderr)
     return 1 if any(": failed" in line for line in said) else 0
 
