@@ -41,7 +41,8 @@ TABLES = [path.stem for path in sorted(BENCH.glob("*.py")) if "options_of(__doc_
 MINE = ("ablation", "bandwidth", "overall", "verification")
 FEW = ("--seeds", "2", "--samples", "1", "--tune-tokens", "4", "--tokens", "6")
 SHORT = {
-    "overall": ("--scenarios", "3"), "batching": ("--cases", "4"), "fit": ("--seconds", "0"), "thresholds": ("--side", "2")
+    "overall": ("--scenarios", "3"), "batching": ("--cases", "4"), "fit": ("--seconds", "0"),
+    "thresholds": ("--side", "2"),
 }  # fmt: skip
 POLICY = """
 from pipesd.policy.plugin import BaseTrigger, Parameter, Policy
