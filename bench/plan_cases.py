@@ -44,16 +44,18 @@ class Case(NamedTuple):
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """A grid about the paper's constants, on Hockney's link, and drawn ones, in turn on it and with any gap; of few,
-    some of both."""
+    """Half on Hockney's link, of a grid about the paper's constants and drawn ones, half drawn with any gap."""
     grid = itertools.product(GRID_ALPHA_S, GRID_BETA_S, GRID_GAMMA_S, GRID_LENGTHS)
-    made = [Case(alpha_s, beta_s, gamma_s, alpha_s, length) for alpha_s, beta_s, gamma_s, length in grid]
+    whole = [Case(alpha_s, beta_s, gamma_s, alpha_s, length) for alpha_s, beta_s, gamma_s, length in grid]
+    part = []
     chance = np.random.default_rng(seed)
-    for number in range(count):
+    for _ in range(count):
         alpha_s, beta_s, gamma_s = (math.exp(chance.uniform(*np.log(bounds))) for bounds in (ALPHA_S, BETA_S, GAMMA_S))
-        share = 1.0 if number % 2 else float(chance.uniform(0.01, 1.0))
-        made.append(Case(alpha_s, beta_s, gamma_s, share * alpha_s, int(chance.integers(1, LONGEST + 1))))
-    return [made[i * len(made) // count] for i in range(count)]
+        length, share = int(chance.integers(1, LONGEST + 1)), float(chance.uniform(0.01, 1.0))
+        whole.append(Case(alpha_s, beta_s, gamma_s, alpha_s, length))
+        part.append(Case(alpha_s, beta_s, gamma_s, share * alpha_s, length))
+    half = count // 2
+    return [whole[i * len(whole) // (count - half)] for i in range(count - half)] + part[:half]
 
 
 def sizes_by(policy: str, case: Case) -> tuple[int, ...]:
