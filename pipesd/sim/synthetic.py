@@ -95,9 +95,14 @@ def synthetic_trace(
 
 
 def table7(records: int = 8, tokens: int = 128, seed: int = 0) -> Trace:
-    """A trace on which the token threshold 0.99 drafts as in PipeSD's table 7 (HumanEval): a draft ends at the first
-    guess that is at most so sure, 3.18 tokens are in one, and .915 of the draft tokens are accepted."""
-    return synthetic_trace(records, tokens, acceptance=0.915, right=Beta(1.0, 0.0635), wrong=Beta(2.0, 2.0), seed=seed)
+    """A trace on which `hsl` with the token threshold 0.99 drafts as PipeSD's table 7 prints it (HumanEval): .256
+    verifications a token, 3.18 tokens in a draft, of which .915 are accepted.
+
+    `edgellm` comes near its row too (.18, 5.6, .88 for .191, 4.74, .892). The .962 of the row of `pipesd` are out of
+    reach: guesses do not hang on each other here, so of the tokens that are tested no rule has many more than .915
+    right.
+    """
+    return synthetic_trace(records, tokens, acceptance=0.915, right=Beta(1.0, 0.0635), wrong=Beta(1.0, 9.0), seed=seed)
 
 
 def _other(chance: random.Random, token_id: int) -> int:
