@@ -57,8 +57,8 @@ def energy(name: str, turns: Mapping[str, Sequence[Turn]], figures: Figures, on_
 
 
 def joules(turns: Sequence[Turn], on_gpu: bool) -> list[float] | None:
-    """Per 100 tokens, of each turn; None if one has no reading."""
-    each = [100 * value / turn.tokens for turn in turns if (value := turn.reading(on_gpu).joules) is not None]
+    """Per token, of each turn; None if one has no reading."""
+    each = [value / turn.tokens for turn in turns if (value := turn.reading(on_gpu).joules) is not None]
     return each if len(each) == len(turns) else None
 
 

@@ -27,7 +27,7 @@ class CpuEnergy:
         self._last_s = now_s
         self._packages: list[_Package] = []
         try:
-            zones = sorted(zone for zone in root.glob("intel-rapl:*") if zone.name.count(":") == 1)
+            zones = sorted(root.glob("intel-rapl:*"))
             named = [zone for zone in zones if (zone / "name").read_text().startswith("package")]
             self._packages = [_Package(zone, now_s) for zone in named]
         except (OSError, ValueError) as error:

@@ -15,11 +15,11 @@ import pytest
 
 from pipesd.address import split_address
 from pipesd.errors import UsageError
-from pipesd.sim.cuts import checked_cuts, cut_end_s, parse_cut
+from pipesd.sim.cuts import checked_cuts, is_cut, next_change_s, parse_cut
 from pipesd.sim.lanes import Line
 from pipesd.sim.proxy import LinkProxy
 from pipesd.sim.schedule import Schedule
-from tests.test_proxy import accept, address_of, exactly, linked, listening, round_trips_s, run_by_hand, transfer_s
+from tests.test_proxy import accept, address_of, connect, linked, listening, round_trips_s, run_by_hand, transfer_s
 
 STEPS = Schedule(1.0, (0.8, 8.0), (80.0, 0.8))  # 0.1 and 1 MB/s up, 10 and 0.1 down
 
@@ -29,7 +29,7 @@ def test_a_line_finishes_at_the_new_rate_what_the_old_one_began() -> None:
     assert line.arrival_s(100.9, 30_000) == pytest.approx(101.02 + 0.5), "10 kB until the change, 20 at 1 MB/s"
     assert line.arrival_s(100.9, 100_000) == pytest.approx(101.12 + 0.5), "behind the first one"
     down = Line(0.0, math.inf, 1000, way="down", schedule=STEPS, begun_s=100.0)
-    assert down.arrival_s(100.99, 110_000) == pytest.approx(101.1)
+    assert down.arrival_s(100.99, 110_000) == pytest.approx(101.1) and down.bytes_per_s == pytest.approx(1e7)
     for now_s, rate in ((100.5, 1e5), (101.0, 1e6), (102.0, 1e5)):
         line.follow(now_s)
         assert line.bytes_per_s == pytest.approx(rate)
@@ -46,20 +46,12 @@ def test_a_line_ends_each_chunk_when_the_schedule_says(way: Any) -> None:
         assert line.arrival_s(now_s, length) == pytest.approx(free_s)
 
 
-def test_what_a_cut_meets_comes_behind_its_end() -> None:
-    line = Line(0.5, 1000.0, 1000, cuts=((2.0, 3.0), (5.25, 1.0)), begun_s=100.0)
-    assert line.arrival_s(100.0, 100) == pytest.approx(100.6), "before it"
-    assert line.arrival_s(101.5, 100) == pytest.approx(106.75), "met in flight, and by the next one when sent again"
-    assert line.arrival_s(106.3, 100) == pytest.approx(106.9), "all is over"
-    line = Line(0.5, 1000.0, 1000, cuts=((2.0, 3.0),), begun_s=100.0)
-    assert line.arrival_s(102.5, 100) == pytest.approx(105.5), "came while it was cut"
-    assert line.arrival_s(104.85, 200) == pytest.approx(105.55), "leaves the line behind the end"
-
-
 def test_cuts_are_checked() -> None:
     assert checked_cuts([(5, 1), (0, 2)]) == ((0.0, 2.0), (5.0, 1.0))
     assert parse_cut("10:2.5") == (10.0, 2.5)
-    assert cut_end_s(((0.0, 2.0), (1.0, 3.0)), 0.5, 1.5) == 4.0 and cut_end_s(((0.0, 2.0),), 2.0, 3.0) == -math.inf
+    cuts = ((1.0, 2.0), (2.0, 3.0))
+    assert [is_cut(cuts, t_s) for t_s in (0.9, 1.0, 2.5, 4.9, 5.0)] == [False, True, True, True, False]
+    assert [next_change_s(cuts, t_s) for t_s in (0.0, 1.0, 2.0, 3.0, 5.0)] == [1.0, 2.0, 3.0, 5.0, math.inf]
     for text in ("10", "10:", ":1", "a:b", "-1:2", "1:0", "1:-1", "nan:1", "1:inf", "1:2:3"):
         with pytest.raises(UsageError, match="cut"):
             parse_cut(text)
@@ -84,14 +76,24 @@ def test_the_link_follows_its_schedule_until_a_rate_is_given() -> None:
         assert transfer_s(client, far, bytes(30_000)) >= 0.3 * 0.98
 
 
-def test_the_link_is_cut_at_its_time() -> None:
-    with linked(cuts=((0.0, 0.4),)) as (link, client, far):
+def test_the_link_is_cut_at_its_time_and_away_until_its_end() -> None:
+    with listening() as server, LinkProxy(address_of(server), delay_s=0.01, cuts=((1.5, 1.0), (9e9, 1.0))) as link:
         begun_s = time.monotonic()
-        client.sendall(b"late")
-        assert exactly(far, 4) == b"late"
-        assert 0.2 < time.monotonic() - begun_s < 3
-        assert round_trips_s(client, far, 1)[0] < 1
-        assert link.counts().lost_bytes == 0
+        client = connect(link)
+        far = accept(server)
+        with client, far:
+            assert far.recv(1) == b"" == client.recv(1), "both ends are told, by nobody's doing"
+            assert time.monotonic() - begun_s > 1.4
+            while True:
+                try:
+                    connect(link).close()
+                    break
+                except ConnectionRefusedError:
+                    time.sleep(0.02)
+            assert time.monotonic() - begun_s > 2.4, "refused until its end"
+        with connect(link) as client, accept(server), accept(server) as far:  # the one that only tried comes first
+            assert round_trips_s(client, far, 1)
+        assert link.counts().connections == 3
 
 
 def test_the_program_follows_a_file_and_cuts(tmp_path: Path) -> None:

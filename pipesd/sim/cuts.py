@@ -30,8 +30,11 @@ def parse_cut(text: str) -> tuple[float, float]:
     return cut
 
 
-def cut_end_s(cuts: Cuts, start_s: float, end_s: float) -> float:
-    """When the last of the cuts that begin by `end_s` and are not over at `start_s` ends; -infinite without one."""
-    return max(
-        (at_s + lasts_s for at_s, lasts_s in cuts if at_s <= end_s and at_s + lasts_s > start_s), default=-math.inf
-    )
+def is_cut(cuts: Cuts, t_s: float) -> bool:
+    """Whether the link carries nothing at that time; a cut's end is no part of it."""
+    return any(at_s <= t_s < at_s + lasts_s for at_s, lasts_s in cuts)
+
+
+def next_change_s(cuts: Cuts, t_s: float) -> float:
+    """When behind that time the next cut begins or ends; infinite if none does."""
+    return min((end_s for at_s, lasts_s in cuts for end_s in (at_s, at_s + lasts_s) if end_s > t_s), default=math.inf)

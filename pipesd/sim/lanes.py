@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 
 from pipesd.address import candidates, join_address, split_address
 from pipesd.errors import UsageError
-from pipesd.sim.cuts import Cuts, checked_cuts, cut_end_s
 from pipesd.sim.fat import DraftTokens
 from pipesd.sim.schedule import Schedule, Way
 
@@ -38,7 +37,7 @@ _FIN, _RST = "FIN", "RST"
 @dataclass
 class Line:
     """One direction of the link, shared by the connections. With a schedule `bytes_per_s` is what `follow` last found
-    in force. Schedule and cuts count from `begun_s`."""
+    in force. It counts from `begun_s`."""
 
     delay_s: float
     bytes_per_s: float
@@ -48,7 +47,6 @@ class Line:
     chance: random.Random = field(default_factory=random.Random)
     way: Way = "up"
     schedule: Schedule | None = None
-    cuts: Cuts = ()
     begun_s: float = 0.0
     free_s: float = -math.inf  # when everything accepted so far has been serialised
     held_s: float = -math.inf  # nothing arrives before this time; infinite in a black hole
@@ -57,7 +55,7 @@ class Line:
 
     def __post_init__(self) -> None:
         self.delay_s, self.jitter_s = checked_delay(self.delay_s), checked_delay(self.jitter_s)
-        self.bytes_per_s, self.cuts = checked_rate(self.bytes_per_s), checked_cuts(self.cuts)
+        self.bytes_per_s = checked_rate(self.bytes_per_s)
         if self.schedule is not None and self.bytes_per_s != math.inf:
             raise UsageError(f"link: a rate of {self.bytes_per_s} bytes/s and a schedule; give one of them")
         self.follow(self.begun_s)
@@ -73,21 +71,12 @@ class Line:
             self.free_s = start_s + length_bytes / self.bytes_per_s
         else:
             self.free_s = self.begun_s + self.schedule.finish_s(start_s - self.begun_s, length_bytes, self.way)
-        at_s = self.free_s + self.delay_s + (self.jitter_s * self.chance.random() if self.jitter_s else 0.0)
-        return self._sent_again_s(at_s) if self.cuts else at_s
+        return self.free_s + self.delay_s + (self.jitter_s * self.chance.random() if self.jitter_s else 0.0)
 
     def follow(self, now_s: float) -> None:
         """Take the rate that the schedule has in force at `now_s`."""
         if self.schedule is not None:
             self.bytes_per_s = self.schedule.at(now_s - self.begun_s)[self.way == "down"]
-
-    def _sent_again_s(self, at_s: float) -> float:
-        """When what left the line at `free_s` to arrive at `at_s` comes if cuts meet it on its way: TCP sends it again,
-        so it crosses once more behind the end of each."""
-        left_s = self.free_s
-        while (end_s := self.begun_s + cut_end_s(self.cuts, left_s - self.begun_s, at_s - self.begun_s)) > left_s:
-            left_s, at_s = end_s, max(at_s, end_s + self.delay_s)
-        return at_s
 
     @property
     def most_bytes(self) -> int:

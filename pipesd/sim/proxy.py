@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 
 from pipesd.address import candidates, join_address, parse_address
 from pipesd.errors import PipeSDError
+from pipesd.sim.cuts import checked_cuts, is_cut, next_change_s
 from pipesd.sim.lanes import Connection, Line, bound_socket, checked_delay, checked_rate, prepare, reset_at_close
 from pipesd.sim.schedule import Schedule
 
@@ -58,7 +59,7 @@ class LinkProxy:
     from `seed`; rates are in bytes of TCP payload a second; `queue_bytes` bounds what a connection may have waiting for
     a line. Each token of a DRAFT occupies the line up as if `up_bytes_per_draft_token` came with it (see `fat`).
     Instead of the rates a `schedule` may be given: what is being serialised as it changes is finished at the new rate.
-    `cuts` are pairs (begin, length), s: what meets one on its way comes `delay_s` after its end, as TCP sends it again.
+    `cuts` are pairs (begin, length), s: as `cut` at its begin and `refuse` until its end, which ends a `refuse` too.
     Schedule and cuts count from when the link was made.
     Addresses are "tcp://host:port". Commands may come from any thread and have taken effect when they return. Raises
     UsageError for an address or a figure that cannot be used, Unreachable for a target name without an address.
@@ -80,9 +81,8 @@ class LinkProxy:
         cuts: Iterable[tuple[float, float]] = (),
         seed: int = 0,
     ) -> None:
-        common: dict[str, Any] = {
-            "chance": random.Random(seed), "schedule": schedule, "cuts": tuple(cuts), "begun_s": time.monotonic()
-        }  # fmt: skip
+        self._cuts, self._is_cut, self._begun_s = checked_cuts(cuts), False, time.monotonic()
+        common: dict[str, Any] = {"chance": random.Random(seed), "schedule": schedule, "begun_s": self._begun_s}
         self._up = Line(delay_s, up_bytes_per_s, queue_bytes, up_jitter_s, up_bytes_per_draft_token, **common)
         self._down = Line(delay_s, down_bytes_per_s, queue_bytes, down_jitter_s, way="down", **common)
         self._targets = candidates(parse_address(target))
@@ -207,9 +207,11 @@ class LinkProxy:
 
     def _turn(self) -> None:
         """Deliver what is due, wait for the next thing to happen, and take what has come."""
+        now_s = time.monotonic()
         for line in (self._up, self._down):
-            line.follow(time.monotonic())
-        due_s = self._deliver()
+            line.follow(now_s)
+        self._follow_cuts(now_s - self._begun_s)
+        due_s = min(self._deliver(), self._begun_s + next_change_s(self._cuts, now_s - self._begun_s))
         readers: list[socket.socket] = [self._wake_out] if self._listener is None else [self._wake_out, self._listener]
         writers = []
         for connection in self._connections:
@@ -228,6 +230,13 @@ class LinkProxy:
         if self._listener in readable:
             self._take_connection()
         self._take(set(readable), set(writable))
+
+    def _follow_cuts(self, at_s: float) -> None:
+        if is_cut(self._cuts, at_s) != self._is_cut:
+            self._is_cut = not self._is_cut
+            if self._is_cut:
+                self._drop_all(reset=False)
+            self._accept(not self._is_cut)
 
     def _deliver(self) -> float:
         """Hand over what has arrived; when the next arrives, infinite if nothing is under way."""

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--schedule", metavar="FILE", help="bandwidths that change with time, instead of the rates")
     parser.add_argument(
         "--cut", metavar="AT:LASTS", action="append", default=[],
-        help="nothing arrives from second AT on, for so many seconds; may be given again",
+        help="connections are cut at second AT and refused for so many seconds; may be given again",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the jitter; default 0")
     options = parser.parse_args(arguments)
