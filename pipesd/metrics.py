@@ -99,10 +99,12 @@ class Tally:
         return sum(decided - accepted for accepted, decided in self.by_position)
 
     def count_position(self, place: int, accepted: bool) -> None:
-        while len(self.by_position) <= place:
-            self.by_position.append([0, 0])
-        self.by_position[place][0] += accepted
-        self.by_position[place][1] += 1
+        rows = self.by_position
+        while len(rows) <= place:
+            rows.append([0, 0])
+        row = rows[place]
+        row[0] += accepted
+        row[1] += 1
 
 
 @dataclass

@@ -53,7 +53,8 @@ class EdgeBranch:
     def _tests(self) -> bool:
         """Whether draft tokens are tested against a random number."""
         assert self._request is not None
-        return self._request.sampling is not None and self._request.sampling.tests
+        sampling = self._request.sampling
+        return sampling is not None and sampling.tests
 
     def _repeat(self, start: int, *, again: bool) -> Send:
         """What was sent from `start` on, and what a NAV asks for, once more."""

@@ -92,6 +92,11 @@ class State(Enum):
     DONE = "done"
 
 
+# Looked up once: the name of an enum's member costs ten times what a global does, and states are asked for per token.
+IDLE, OPENING, WAITING, RUN, DONE = State
+RUNNING, TALKING = (RUN, OPENING, WAITING), (RUN, OPENING)
+
+
 class EdgeMachine(EdgeBranch):
     """One session as the edge sees it. Drive it with `generate`, `receive`, `drafted`, `redrawn`, `ask_more`, `send`,
     `ask`, `settle`, `deadline`, `reopen`, `stop_drafting`, `resume_drafting`, `cancel`; perform what they return, in
@@ -99,7 +104,7 @@ class EdgeMachine(EdgeBranch):
 
     def __init__(self, session: int, draft_ahead: int) -> None:
         super().__init__(session)
-        self.state = State.IDLE
+        self.state = IDLE
         self.more = False
         self._draft_ahead_wanted = draft_ahead
         self._most_ahead = draft_ahead  # in this generation, however much the cloud grants
@@ -117,7 +122,7 @@ class EdgeMachine(EdgeBranch):
 
     @property
     def running(self) -> bool:
-        return self.state in (State.OPENING, State.WAITING, State.RUN)
+        return self.state in RUNNING
 
     @property
     def awaits(self) -> bool:
@@ -131,19 +136,20 @@ class EdgeMachine(EdgeBranch):
 
     @property
     def _talks(self) -> bool:
-        return self.state in (State.OPENING, State.RUN)
+        return self.state in TALKING
 
     @property
     def may_draft(self) -> bool:
         """Whether another draft token is of use now."""
-        if not self.running or not self._drafts or (self.nav is not None and not self._ahead) or self._redraw.pending:
+        if not self._drafts or self.state not in RUNNING or self._redraw.pending:
             return False
-        if self.nav is not None and self.nav[0] <= len(self.committed) and self._tests:
-            return False  # there the cloud draws
-        if len(self.draft) >= self._draft_ahead or len(self.committed) + len(self.draft) >= self._limit - 1:
+        nav, known, drafted = self.nav, len(self.committed), len(self.draft)
+        if nav is not None and (not self._ahead or (nav[0] <= known and self._tests)):
+            return False  # the edge is to wait, or there the cloud draws
+        if drafted >= self._draft_ahead or known + drafted >= self._limit - 1:
             return False
         assert self._request is not None
-        return not (self.draft and self.draft[-1] in self._request.stop_ids)
+        return not drafted or self.draft[-1] not in self._request.stop_ids
 
     @property
     def drafts(self) -> bool:
@@ -163,8 +169,9 @@ class EdgeMachine(EdgeBranch):
     @property
     def must_ask(self) -> bool:
         """Whether nothing can be done any more but to ask for verification, or for one token."""
-        idle = self.state is State.RUN and self.nav is None and not self.may_draft and not self._redraw.pending
-        return idle and (bool(self.draft) or not self.more)
+        if self.nav is not None or self.state is not RUN or (self.more and not self.draft) or self._redraw.pending:
+            return False
+        return not self.may_draft
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -275,9 +282,9 @@ class EdgeMachine(EdgeBranch):
 
     def deadline(self) -> list[Action]:
         """Nothing was heard of this opening for too long."""
-        if self.state is State.OPENING:
+        if self.state is OPENING:
             return self.reopen()
-        if self.state is not State.RUN or self._redraw.due:
+        if self.state is not RUN or self._redraw.due:
             return []
         return [self._ask_more() if self._redraw.pending else self._repeat(0, again=True)]
 
@@ -304,7 +311,7 @@ class EdgeMachine(EdgeBranch):
             return []
         assert self._request is not None
         self._request = replace(self._request, mode=mode)
-        return [] if self.state is State.WAITING else self._open(self._base)
+        return [] if self.state is WAITING else self._open(self._base)
 
     def cancel(self, reason: FinishReason = "cancelled") -> list[Action]:
         """End this generation from the edge: the user interrupts, or a stop text was seen."""
@@ -325,7 +332,7 @@ class EdgeMachine(EdgeBranch):
         self._stopping = False
         self._request = replace(self._request, mode=Mode.FREE)
         actions = self._shorten(0)
-        return actions if self.state is State.WAITING else actions + self._open(self._base)
+        return actions if self.state is WAITING else actions + self._open(self._base)
 
     def _open(self, base: int) -> list[Action]:
         assert self._request is not None
@@ -334,7 +341,7 @@ class EdgeMachine(EdgeBranch):
         self._redraw = Redrawing()
         self._draft_ahead = min(self._most_ahead, LEAST_AHEAD)
         actions = self._shorten(self._draft_ahead)
-        self.state = State.OPENING
+        self.state = OPENING
         self.opening += 1
         self.tally.openings += 1
         self.epoch = 0
@@ -360,7 +367,7 @@ class EdgeMachine(EdgeBranch):
         return actions
 
     def _run(self) -> None:
-        self.state = State.RUN
+        self.state = RUN
         self._base = len(self.committed) - self._redraw.unheard
 
     def _verdict(self, message: Verdict) -> list[Action]:
@@ -407,29 +414,30 @@ class EdgeMachine(EdgeBranch):
                 raise ProtocolError(
                     f"the cloud committed id {token} at position {p} where it had committed {self.committed[p]}"
                 )
+        committed, draft = self.committed, self.draft
         actions: list[Action] = []
         accepted: list[bool] = []
         fresh: list[int] = []  # behind the draft: the drafter has still to decode these
         rejected = False
         ended: FinishReason | None = None
         for token in ids[first - pos :]:
-            p = len(self.committed)
-            equal = bool(self.draft) and self.draft[0] == token
-            if self.draft:
-                self._counts.compared(p, accepted=equal)
-            if equal:
-                del self.draft[0], self.p_sent[:1]
-            else:
-                if self.draft:
+            equal = False
+            if draft:
+                equal = draft[0] == token
+                self._counts.compared(len(committed), accepted=equal)
+                if equal:
+                    del draft[0], self.p_sent[:1]
+                else:
                     rejected = True
                     actions += self._lose_branch()
+            if not equal:
                 fresh.append(token)
-            self.committed.append(token)
+            committed.append(token)
             accepted.append(equal)
-            self.sent = max(self.sent, len(self.committed))
             ended = self._ended_by(token)
             if ended:
                 break
+        self.sent = max(self.sent, len(committed))
         if self.nav is not None and len(self.committed) >= max(self.nav[0], self.nav[1] + 1):
             self.nav = None
             self._counts.answered(len(self.committed), self.end)
@@ -457,11 +465,11 @@ class EdgeMachine(EdgeBranch):
         self._counts.keep()
         self._redraw = Redrawing()
         self.nav = None
-        self.state = State.DONE
+        self.state = DONE
         return [*actions, Done(reason)]
 
     def _resend(self, message: Resend) -> list[Action]:
-        if self.state is State.OPENING and message.pos == 0:
+        if self.state is OPENING and message.pos == 0:
             if not self._proved:
                 raise ProtocolError("the cloud asked for the whole prompt of an OPEN that had the whole prompt")
             return self.reopen()
@@ -476,9 +484,9 @@ class EdgeMachine(EdgeBranch):
             if self._unknown == 1:
                 return self.reopen()
             if self._unknown <= MOST_UNKNOWN:
-                self.state = State.WAITING
+                self.state = WAITING
                 return [Retry(min(FIRST_REST_S * 2 ** (self._unknown - 2), MOST_REST_S), code, message.text)]
         if code in RETRIED:
-            self.state = State.WAITING
+            self.state = WAITING
             return [Retry(message.retry_ms / 1000, code, message.text)]
         return [*self._finish("error"), Fail(code, message.text)]

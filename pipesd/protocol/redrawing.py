@@ -17,11 +17,7 @@ class Redrawing:
     brought: bool = False  # the verdict brought ids too, and counted as a round
     unsaid: bool = False  # the id was drawn, and the link did not take it yet
     unheard: bool = False  # no message of the cloud has shown that it has the id
-
-    @property
-    def pending(self) -> bool:
-        """Whether an id is still to be drawn."""
-        return self.due or self.tried is not None
+    pending: bool = False  # an id is still to be drawn: it is due, or what the cloud is asked for decides
 
     def answers(self, refused: ToldLaw) -> bool:
         """Whether `refused` is what the edge waits for, and no repetition of what it had."""
@@ -30,7 +26,7 @@ class Redrawing:
     def begin(self, *, brought: bool) -> None:
         """The driver is to draw, from new proposals if there were some."""
         self.brought = brought or self.brought
-        self.due, self.tried = True, None
+        self.due, self.tried, self.pending = True, None, True
 
     def ask(self, tried: int) -> None:
-        self.due, self.tried = False, tried
+        self.due, self.tried, self.pending = False, tried, True
