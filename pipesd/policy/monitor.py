@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import islice
 from statistics import fmean, median
 
-from pipesd.policy.estimate import SPREAD, Estimate, LineFit, fit_line
+from pipesd.policy.estimate import FEWEST_SIZES, SPREAD, Estimate, LineFit, fit_line
 from pipesd.policy.level import REMEMBERED, Level
 
 REMEMBERED_ROUNDS = 32  # for the time per output token
@@ -205,7 +205,9 @@ class Monitor:
         self._unfitted = 0
         if self._steps_fit is None and self._trains:
             self._steps_fit = fit_line(*zip(*(step for train in self._trains for step in train), strict=True))
-        trips_fit = fit_line(*zip(*self._trips, strict=True)) if self._link else None
+        trips_fit = None
+        if self._link and (self._beta_s or len({tokens for tokens, _, _ in self._trips}) >= FEWEST_SIZES):
+            trips_fit = fit_line(*zip(*self._trips, strict=True))  # of fewer it only says that a β is no larger
         fits = [fit for fit in (self._steps_fit, trips_fit) if fit is not None and fit.spread_enough]
         if fits:
             fit = min(fits, key=_uncertainty_s)
