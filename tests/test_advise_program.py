@@ -21,7 +21,7 @@ from tests.pairs import Make, maker
 from tests.programs import Program, Ran, edge
 
 PROMPTS = ["def f(x):", "Once upon", "Question: how"]
-TOKENS = 24
+TOKENS = 32
 QUICK = ["--tokens", str(TOKENS), "--samples", "2", "--link-s", "1", *(w for p in PROMPTS for w in ("--prompt", p))]
 PASS_S, TOKEN_S = 0.03, 0.001
 EXACT = {"cloud", "vanilla", "hsl", "edgellm", "pipesd"}
@@ -80,20 +80,21 @@ def test_a_person_reads_a_table_and_the_command_to_run(draft: str, agreeing: Ser
     assert words[:2] == ["pipesd-edge", "generate"] and words[words.index("--strategy") + 1] == table[0]
     generated = edge(*words[1:], "--prompt", PROMPTS[0], "--max-tokens", "5", "--json", "--quiet")
     assert generated.code == 0 and json.loads(generated.out)["stats"]["tokens"] == 5
-    assert [f"prompt {k} of 3" in ran.err for k in (1, 2, 3)] == [True] * 3 and "simulating 6 strategies" in ran.err
+    assert [f"prompt {k} of 3" in ran.err for k in (1, 2, 3)] == [True] * 3 and "simulating a round trip of" in ran.err
 
 
 def test_a_program_reads_all_that_was_found(draft: str, agreeing: Serving, tmp_path: Path) -> None:
     """Figures in their places; what is said of them follows from them. The file's strategy is not asked for."""
     file = tmp_path / "pipesd.toml"
-    file.write_text('[advise]\ntokens = 20\n[edge]\nstrategy = "hsl"\ntoken-threshold = 0.9\n')
+    file.write_text('[advise]\ntokens = 30\n[edge]\nstrategy = "hsl"\ntoken-threshold = 0.9\n')
     ran = edge(
         "advise", "--draft", draft, "--cloud", agreeing.address, *QUICK[2:], "--config", file, "--json", "--quiet"
     )
     assert (ran.code, ran.err) == (0, "")
     found = report(ran)
-    assert found["sample"] == {"prompts": 3, "tokens": 60, "guessed": 1.0, "tuned_on": 1, "judged_on": 2}
-    assert found["pass_ms"] >= 1e3 * PASS_S and 0.0 <= found["token_ms"] < found["pass_ms"] and found["gamma_ms"] > 0.0
+    assert found["sample"] == {"prompts": 3, "tokens": 90, "guessed": 1.0, "tuned_on": 1, "judged_on": 2}
+    assert found["pass_ms"] + found["token_ms"] >= 1e3 * (PASS_S + TOKEN_S) and found["token_ms"] >= 0.0
+    assert found["gamma_ms"] > 0.0
     assert found["link"]["rtt_ms"]["median"] > 0.0 and found["rtt_ms"] > 0.0 and found["target"] == "scripted"
     exact = [row for row in found["strategies"] if row["exact"]]
     assert {row["strategy"] for row in exact} == EXACT and len(found["strategies"]) == 6
@@ -114,6 +115,7 @@ def test_a_program_reads_all_that_was_found(draft: str, agreeing: Serving, tmp_p
     assert found["change_above"]["rtt_ms"] > found["rtt_ms"] and found["command"].startswith("pipesd-edge generate ")
 
 
+@pytest.mark.slow
 def test_where_drafts_are_never_right_the_cloud_alone_is_advised(draft: str, agreeing: Serving) -> None:
     """Behind another prompt this cloud says what no draft model would."""
     options = ["--tokens", "12", "--samples", "2", "--link-s", "1", "--prompt", "something else"]
@@ -161,7 +163,9 @@ def test_a_target_that_ends_at_once_gives_no_sample(draft: str, agreeing: Servin
     assert found["sample"]["tokens"] == 3 and found["link"]["alpha_ms"] > 0.0, "what was measured is not lost"
 
 
-@pytest.mark.parametrize(("when", "known"), [("prompt 1 of 3: the target writes", "link"), ("simulating", "sample")])
+@pytest.mark.parametrize(
+    ("when", "known"), [("prompt 1 of 3: the target writes", "link"), ("simulating a round", "sample")]
+)
 def test_an_interruption_keeps_what_was_measured(draft: str, agreeing: Serving, when: str, known: str) -> None:
     options = ["--draft", draft, "--cloud", agreeing.address, *QUICK, "--samples", "900", "--json"]
     with Program("edge", "advise", *options) as program:

@@ -104,8 +104,13 @@ class _Advising:
         interrupts: Interrupts,
     ) -> None:
         """`own`: fields of EdgeConfig that make the user's own policy, if there is one."""
-        self._edge, self._own, self._config, self._findings = edge, own, config, findings
+        self._edge, self._config, self._findings = edge, config, findings
         self._quiet, self._interrupts = quiet, interrupts
+        self._own_row: dict[str, dict[str, Any]] = {}
+        if own is not None:
+            from pipesd.policy.strategy import make_strategy
+
+            self._own_row[make_strategy(EdgeConfig(**own)).name] = own
 
     def run(self, prompts: Sequence[str]) -> None:
         from pipesd.edge.models import import_models, load_models
@@ -207,7 +212,6 @@ class _Advising:
     # -- comparing ----------------------------------------------------------------------------------------------------
 
     def _compare(self, records: Sequence[Any]) -> None:
-        from pipesd.policy.strategy import make_strategy
         from pipesd.sim.advice import EXACT, Adviser, Place, interval, split
         from pipesd.sim.link_model import Link
 
@@ -226,12 +230,12 @@ class _Advising:
         common = {name: getattr(self._edge, name) for name in ("draft_ahead", "link_model", "confidence")}
         tuning, judged = split(records)
         findings.tuned_on, findings.judged_on = len(tuning), len(judged)
-        rows: dict[str, dict[str, Any]] = {name: {"strategy": name} for name in EXACT}
-        if self._own is not None:
-            rows[make_strategy(EdgeConfig(**self._own)).name] = self._own
+        rows = {name: {"strategy": name} for name in EXACT} | self._own_row
         log.info("simulating %d strategies", len(rows) + 1)
         with self._interrupts.raising():
-            adviser = Adviser(place, tuning, judged, rows=rows, common=common, samples=self._config.samples)
+            adviser = Adviser(
+                place, tuning, judged, rows=rows, common=common, samples=self._config.samples, tell=_tell_rtt
+            )
             expected = adviser.expected()
             alone = Adviser(place, tuning, judged, rows={"local": {"strategy": "local"}}, common=common).expected()
             findings.rows = [Row.of(each) for each in (*expected, *alone)]
@@ -239,8 +243,10 @@ class _Advising:
             findings.lead = first.tpt_s / second.tpt_s, interval(first.each, second.each)
             findings.cheapest = min(expected, key=lambda each: each.cloud_s_per_1000_tokens).strategy
             findings.command = command(self._edge, first.settings)
-            log.info("simulating other round trips")
             findings.rtt_s = place.rtt_s
             findings.below = adviser.change(above=False, margin=MARGIN)
             findings.above = adviser.change(above=True, margin=MARGIN)
-            findings.looked = True
+
+
+def _tell_rtt(rtt_s: float) -> None:
+    log.info("simulating a round trip of %.3g ms", 1e3 * rtt_s)

@@ -83,7 +83,6 @@ class Findings:
     rtt_s: float | None = None
     below: Any = None  # (rtt_s, strategy), see pipesd.sim.advice.Change
     above: Any = None
-    looked: bool = False  # for these two
 
     @property
     def clear(self) -> bool:
@@ -139,7 +138,7 @@ def nothing(interrupted: bool) -> str:
 def describe(findings: Findings, *, ascii_only: bool) -> str:
     """All of it in lines that end with a newline: what was measured, a table, sentences, the command to run."""
     lines = [
-        *(f"{name:<12}{value}" for name, value in _measured(findings)),
+        *(f"{name:<13}{value}" for name, value in _measured(findings)),
         "",
         *_table(findings),
         "",

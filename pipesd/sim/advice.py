@@ -100,12 +100,14 @@ class Adviser:
         common: Settings | None = None,
         samples: int = SAMPLES,
         seed: int = 0,
+        tell: Callable[[float], None] = lambda rtt_s: None,
     ) -> None:
+        """`tell` is called with each round trip that settings are searched for at."""
         self.place = place
         self._tuning, self._judged = tuning, judged
         self._rows = rows or {name: {"strategy": name} for name in EXACT}
         self._common = {**(common or {}), "tuning": "off"}
-        self._samples, self._seed = samples, seed
+        self._samples, self._seed, self._tell = samples, seed, tell
         self._found: dict[float, dict[str, Settings]] = {}  # by round trip
         self._done: dict[tuple[Any, ...], Any] = {}
 
@@ -153,6 +155,7 @@ class Adviser:
     def _tune(self, rtt_s: float) -> None:
         """Search for the best settings of every strategy at this round trip."""
         if rtt_s not in self._found:
+            self._tell(rtt_s)
             self._found[rtt_s] = {
                 name: tuned(row, lambda settings: self._tpt_s(settings, rtt_s), self._samples, self._seed)
                 for name, row in self._rows.items()
