@@ -26,6 +26,7 @@ from typing import Any
 from pipesd.config import EdgeConfig
 from pipesd.edge.session import EdgeSession
 from pipesd.edge.tokeniser import Tokeniser
+from pipesd.errors import PipeSDError
 
 SCRIPTS = (
     "Résumé: la mémoire d'un ordinateur est",
@@ -72,7 +73,10 @@ def cloud(target: str, dtype: str = "float32") -> Iterator[tuple[str, int]]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield process.stdout.readline().split()[-1], process.pid
+        said = process.stdout.readline().split()
+        if not said:
+            raise PipeSDError(f"the target {target} cannot be served; why is said above")
+        yield said[-1], process.pid
     finally:
         process.terminate()
         process.wait(30)

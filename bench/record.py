@@ -17,6 +17,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,11 @@ from exactness import cloud
 from recording import LONGEST_PROMPT, Wish, prompts_of, record_trace
 from replay import end_with
 
-from pipesd.config import GenerateConfig, add_flags, set_options
+from pipesd.config import GenerateConfig, add_flags, make_config, set_options
 from pipesd.errors import UsageError
 from pipesd.sim.trace import DEPTH, Trace
 
-LEFT_OUT = ("max_tokens", "sampling", "top_mass", "logprobs", "stop")
+LEFT_OUT = ("max_tokens", "seed", "sampling", "top_mass", "logprobs", "stop")
 
 
 def arguments() -> argparse.Namespace:
@@ -43,7 +44,7 @@ def arguments() -> argparse.Namespace:
         ("count", 12, f"prompts; those of more than {LONGEST_PROMPT} ids are left out"),
         ("tokens", 128, "most ids of an output"), ("least", 1, "leave out prompts with a shorter output, ids"),
         ("skip", 0, "leave out so many prompts before"), ("depth", DEPTH, "guesses behind each place"),
-        ("threads", 1, "threads of the draft model"),
+        ("threads", 1, "threads of the draft model"), ("seed", 0, "that of the first prompt, with a temperature"),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default {default})")
     parser.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
@@ -52,9 +53,12 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if (options.target is None) == (options.cloud is None):
         raise UsageError("give either --target PATH or --cloud ADDRESS")
-    for name, least in (("count", 1), ("tokens", 1), ("least", 1), ("skip", 0), ("depth", 1), ("threads", 1)):
+    for name in ("count", "tokens", "least", "depth", "threads", "skip", "seed"):
+        least = 0 if name in ("skip", "seed") else 1
         if getattr(options, name) < least:
             raise UsageError(f"--{name} {getattr(options, name)}: want at least {least}")
+    if not Path(options.out).absolute().parent.is_dir():
+        raise UsageError(f"--out {options.out}: there is no such folder; make it first")
     return options
 
 
@@ -89,10 +93,12 @@ def summary(trace: Trace, path: Path) -> dict[str, Any]:
 
 def main() -> int:
     options = arguments()
-    given = {name: value for name, value in vars(options).items() if name in GenerateConfig.__dataclass_fields__}
-    seed = given.pop("seed", 0)
-    sampling = {name: given[name] for name in set_options(GenerateConfig(**given), list(given))}
-    wish = Wish(options.count, options.tokens, options.skip, options.least, options.depth, options.chat, sampling, seed)
+    names = [field.name for field in fields(GenerateConfig) if field.name not in LEFT_OUT]
+    config = make_config(GenerateConfig, {}, {name: value for name, value in vars(options).items() if name in names})
+    wish = Wish(
+        options.count, options.tokens, options.skip, options.least, options.depth, options.chat,
+        {name: getattr(config, name) for name in set_options(config, names)}, options.seed,
+    )  # fmt: skip
     prompts = prompts_of(options.prompts)
     from pipesd.edge.drafter import Drafter
 

@@ -21,8 +21,9 @@ SIZE = 40  # of the vocabulary
 RIGHT, WRONG = Guess(7, 0.75, 0.5, 8, 0.125, 0.25), Guess(9, 0.25, 1.5, 7, 0.125)
 FURTHER = (Guess(1, 0.5, 1.0, 2, 0.25), Guess(2, 0.5, 1.0, 1, 0.25))
 RECORD = Record((1, 2), (7, 7, 7, 7), (RIGHT, WRONG, RIGHT, RIGHT), {1: FURTHER, 3: FURTHER[:1]}, 11, "stop")
+BIASES = ((3, -1.5), (4, float("-inf")))
 TRACE = Trace(
-    "draft", "target", "00ff", SIZE, (0,), (RECORD,), {"temperature": 0.5, "logit_bias": ((3, -1.5),)}, 4, 0.01,
+    "draft", "target", "00ff", SIZE, (0,), (RECORD,), {"temperature": 0.5, "logit_bias": BIASES}, 4, 0.01,
     {1: 0.03, 4: 0.06},
 )  # fmt: skip
 
@@ -125,7 +126,7 @@ def test_all_fields_come_back_as_what_they_were(tmp_path: Path) -> None:
     TRACE.save(tmp_path / "a.gz")
     found = Trace.load(tmp_path / "a.gz")
     assert found == TRACE and hash(found.records[0]) == hash(RECORD)
-    assert list(found.pass_s) == [1, 4] and found.sampling["logit_bias"] == ((3, -1.5),)
+    assert list(found.pass_s) == [1, 4] and found.sampling["logit_bias"] == BIASES
 
 
 def told(path: Path) -> str:
@@ -158,6 +159,8 @@ def changed(path: Path, change: Callable[[list[dict[str, Any]]], object]) -> str
         (0, ["end_ids"], {}, "line 1: end_ids: got {}, want a list"),
         (0, ["end_ids"], [-1], "line 1: end_ids: got -1, want an integer of at least 0"),
         (0, ["sampling"], [], "line 1: sampling: got [], want an object"),
+        (0, ["sampling", "logit_bias"], [[3]], "line 1: sampling: not enough values"),
+        (0, ["sampling", "logit_bias"], [[0.5, 1]], "line 1: sampling: got 0.5, want an integer"),
         (0, ["depth"], 0, "line 1: depth: got 0"),
         (0, ["gamma_s"], -1, "line 1: gamma_s: got -1, want a number from 0"),
         (0, ["gamma_s"], float("nan"), "line 1: gamma_s: got nan"),

@@ -74,7 +74,7 @@ def test_what_is_recorded_is_said_and_drafted() -> None:
 
 def test_what_is_recorded_of_samples() -> None:
     drafter = ScriptedDrafter(draft_of(SHARP, 0.6))
-    options = {"temperature": 0.8, "top_p": 0.9}
+    options: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9}
     trace = recorded(SHARP, drafter, Wish(3, TOKENS, depth=DEPTH, sampling=options, seed=40))
     sampling = Sampling(**options)
     assert trace.sampling == options and [record.seed for record in trace.records] == [40, 41, 43]
@@ -156,6 +156,8 @@ def test_files_without_prompts(tmp_path: Path) -> None:
         (["--target", "a", "--cloud", "b"], "give either --target PATH or --cloud ADDRESS"),
         (["--target", "a", "--depth", "0"], "--depth 0: want at least 1"),
         (["--target", "a", "--temperature", "-1"], "temperature"),
+        (["--target", "a", "--seed", "-1"], "--seed -1: want at least 0"),
+        (["--target", "a", "--out", "no/such/folder/o"], "there is no such folder"),
     ],
 )
 def test_wrong_use(monkeypatch: pytest.MonkeyPatch, words: list[str], why: str) -> None:

@@ -62,12 +62,19 @@ def _header_of(trace: Trace) -> dict[str, Any]:
         "vocabulary": trace.vocabulary,
         "vocabulary_size": trace.vocabulary_size,
         "end_ids": trace.end_ids,
-        "sampling": dict(trace.sampling),
+        "sampling": {name: _written(value) for name, value in trace.sampling.items()},
         "depth": trace.depth,
         "gamma_s": trace.gamma_s,
         "pass_s": trace.pass_s,
         "records": len(trace.records),
     }
+
+
+def _written(option: Any) -> Any:
+    """An option of sampling as JSON has it, which knows no infinity."""
+    if isinstance(option, tuple):
+        return [_written(item) for item in option]
+    return str(option) if isinstance(option, float) and math.isinf(option) else option
 
 
 def _line_of(record: Record) -> dict[str, Any]:
@@ -199,7 +206,11 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 
 def _options(value: Any) -> dict[str, Any]:
-    return {name: tuple(map(tuple, item)) if name == "logit_bias" else item for name, item in _table(value).items()}
+    return {name: _biases(item) if name == "logit_bias" else item for name, item in _table(value).items()}
+
+
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    return tuple((_natural(token_id), float(bias)) for token_id, bias in _list(value))
 
 
 def _passes(value: Any) -> dict[int, float]:
