@@ -180,6 +180,7 @@ def test_interrupted_it_keeps_what_is_done(models: Models, tmp_path: Path) -> No
     assert (summed(ran)["finish_reason"], summed(ran)["done"]) == ("cancelled", count)
 
 
+@pytest.mark.slow
 def test_a_cloud_that_is_lost_ends_the_run_and_the_next_one_goes_on(models: Models, tmp_path: Path) -> None:
     file = prompts(tmp_path, *({"prompt": f"prompt number {k}"} for k in range(8)))
     out = tmp_path / "results.jsonl"

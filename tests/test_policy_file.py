@@ -250,6 +250,25 @@ def test_nor_does_it_in_the_simulator(tmp_path: Path) -> None:
     assert passes["always"] > passes["never"], "that it decides when is seen"
 
 
+def test_a_token_batching_sees_the_plan_and_decides_what_is_sent(tmp_path: Path) -> None:
+    """One that halves the window sends more often than at the trigger only, and less often than always."""
+    sent = {}
+    for name, due in {"plan": "2 * self.waiting >= self.plan.window", "all": "True", "none": "False"}.items():
+        rest = f"class B(BaseBatching):\n    def due(self, idle):\n        return {due}\n"
+        observe = "self.n = getattr(self, 'n', 0) + 1; return 'eight' if self.n % 8 == 0 else None"
+        file, events = policy(tmp_path, observe, "batching=B, waiting='idle'", rest), tmp_path / "events"
+        world = VirtualWorld(Scene(agreement=1.0, up_bytes_per_s=3e4, up_bytes_per_draft_token=200,
+                                   edge={"policy": file, "events": str(events)}))  # fmt: skip
+        with world.session as session:
+            list(session.generate(PROMPT, max_tokens=80))
+        assert check_file(events) == []
+        lines = [json.loads(line) for line in events.read_text().splitlines()]
+        sent[name] = sum(event["event"] == "sent" and event["kind"] == "Draft" for event in lines)
+        sizes = {tuple(event["sizes"]) for event in lines if event["event"] == "plan"}
+        assert len(sizes) > 1, "plans are made for it"
+    assert sent["none"] < sent["plan"] < sent["all"], sent
+
+
 # ---- what goes wrong in it
 
 LATE = (  # 29 tokens go well
@@ -307,6 +326,17 @@ def test_so_it_is_with_the_other_methods(tmp_path: Path) -> None:
     for name, arguments in (("decided", "accepted, rejected"), ("asked", ""), ("adopt", "costs")):
         method = f"class T(T):\n    def {name}(self{arguments and ', ' + arguments}): raise ValueError('no')\n"
         failed(policy(tmp_path, "return 'x'", rest=method), rf"line 8\): {name} raised ValueError: no", tmp_path)
+
+
+def test_after_its_failure_it_is_not_called_again(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    body = f"open({str(calls)!r}, 'a').write('o'); return 1 / 0"
+    reset = f"class T(T):\n    def reset(self): open({str(calls)!r}, 'a').write('r')\n"
+    with VirtualWorld(Scene(edge={"policy": policy(tmp_path, body, rest=reset)})).session as session:
+        for _ in range(2):
+            with pytest.raises(PolicyFailed, match="ZeroDivisionError"):
+                list(session.generate(PROMPT, max_tokens=80))
+    assert calls.read_text().endswith("ro") and calls.read_text().count("o") == 1
 
 
 # ---- the programs

@@ -27,26 +27,34 @@ class Watch:
 
     def __init__(self, policy: str, file: str) -> None:
         self._policy, self._file = policy, file
-        self._failure: PolicyFailed | None = None
+        self.failure: PolicyFailed | None = None
 
     def call(self, method: Callable[..., Any], *arguments: Any, **parameters: Any) -> Any:
         """What the method returns. Raises PolicyFailed."""
         try:
             return method(*arguments, **parameters)
         except (Exception, SystemExit) as error:
-            line = line_in(self._file, error.__traceback__)
-            raise self._failed(method, line, f"raised {type(error).__name__}: {error}") from error
+            raise self.raised(method, error) from error
 
     def tell(self, method: Callable[..., Any], *arguments: Any) -> None:
         """The same where nothing comes back, and where a failure that was told already is not told again."""
-        if self._failure is None:
+        if self.failure is None:
             self.call(method, *arguments)
 
     def ask(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """The same where the answer is needed: after a failure that failure is raised again."""
-        if self._failure is not None:
-            raise PolicyFailed(str(self._failure)) from self._failure
+        self.check()
         return self.call(method, *arguments)
+
+    def check(self) -> None:
+        """Raises the failure again, if there was one."""
+        if self.failure is not None:
+            raise PolicyFailed(str(self.failure)) from self.failure
+
+    def raised(self, method: Callable[..., Any], error: BaseException) -> PolicyFailed:
+        """What to raise for what the method raised."""
+        line = line_in(self._file, error.__traceback__)
+        return self._failed(method, line, f"raised {type(error).__name__}: {error}")
 
     def refuse(self, method: Callable[..., Any], got: Any, wanted: str) -> PolicyFailed:
         """What to raise for an answer that is none."""
@@ -55,8 +63,8 @@ class Watch:
 
     def _failed(self, method: Callable[..., Any], line: int | None, what: str) -> PolicyFailed:
         name = getattr(method, "__name__", type(method).__name__)
-        self._failure = PolicyFailed(f"{place(self._policy, self._file, line)}: {name} {what}")
-        return self._failure
+        self.failure = PolicyFailed(f"{place(self._policy, self._file, line)}: {name} {what}")
+        return self.failure
 
 
 class WatchedTrigger:
@@ -65,20 +73,25 @@ class WatchedTrigger:
     def __init__(self, trigger: Trigger, watch: Watch, values: Mapping[str, float]) -> None:
         put = object.__setattr__
         put(self, "_trigger", trigger)
+        put(self, "_observe", trigger.observe)
         put(self, "_watch", watch)
         put(self, "_values", dict(values))
 
     _trigger: Trigger
+    _observe: Callable[[float, float], Any]
     _watch: Watch
     _values: dict[str, float]
 
     def observe(self, p_draft: float, entropy: float = 0.0) -> str | None:
-        observe = self._trigger.observe
-        rule = self._watch.ask(observe, confidence(p_draft), entropy if entropy >= 0.0 else math.inf)
+        self._watch.check()
+        try:  # once for every draft token, so that a call less counts
+            rule = self._observe(confidence(p_draft), entropy if entropy >= 0.0 else math.inf)
+        except (Exception, SystemExit) as error:
+            raise self._watch.raised(self._observe, error) from error
         if rule is None or (type(rule) is str and _named(rule)):
             return rule
         wanted = f"None or the name of a rule, 1 to {LONGEST_NAME} characters that can be printed, not {FORCED!r}"
-        raise self._watch.refuse(observe, rule, wanted)
+        raise self._watch.refuse(self._observe, rule, wanted)
 
     def asked(self) -> None:
         self._watch.tell(self._trigger.asked)
