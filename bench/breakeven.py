@@ -19,7 +19,7 @@ import plots
 from measuring import TUNING_RECORDS, Cell, measure
 from scenarios import GAP_S, Regime
 from stamp import begin, end_with, finish
-from table import REFERENCE, options_of, regimes_of, report, rows_of, traces_of
+from table import REFERENCE, chosen, options_of, regimes_of, report, standing_rows, traces_of
 
 from pipesd.sim.advice import break_even_rtt_s
 from pipesd.sim.link_model import Link
@@ -27,7 +27,7 @@ from pipesd.sim.trace import Record
 
 RTTS_MS = (0.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 GAMMAS_MS = (1.0, 2.0, 5.0, 10.0, 20.0, 36.0, 73.0)
-QUICK_RTTS_MS, QUICK_GAMMAS_MS = (0.0, 50.0, 500.0), (5.0, 36.0)
+QUICK_RTTS_MS, QUICK_GAMMAS_MS = (0.0, 500.0), (5.0, 36.0)
 LONGEST = 16  # draft tokens of vanilla, as it is tuned
 INEXACT = ("edge only", "co-located")  # not the target's output; not over this link
 SIGNS = {"cloud only": "c", "vanilla": "v", "hsl": "h", "edgellm": "e", REFERENCE: "p", "auto": "a"}
@@ -184,10 +184,10 @@ def main() -> int:
     options = options_of(__doc__, add_options)
     if options.plot:
         plots.check(options.plot)
+    rows = chosen(standing_rows(options.policy), options.only)
     stamp = begin()
     found = []
     for cell in cells(options):
-        rows = rows_of(cell, options, lambda _: {})
         outcomes = measure(cell, rows, options)
         reports = {name: report(name, row, cell, outcomes) for name, row in rows.items()}
         found.append({
