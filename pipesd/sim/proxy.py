@@ -234,9 +234,9 @@ class LinkProxy:
     def _follow_cuts(self, at_s: float) -> None:
         if is_cut(self._cuts, at_s) != self._is_cut:
             self._is_cut = not self._is_cut
+            self._accept(not self._is_cut)  # first, as who sees its connection closed tries again at once
             if self._is_cut:
                 self._drop_all(reset=False)
-            self._accept(not self._is_cut)
 
     def _deliver(self) -> float:
         """Hand over what has arrived; when the next arrives, infinite if nothing is under way."""
