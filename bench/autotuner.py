@@ -1,7 +1,7 @@
 """The tuner against a grid and chance: `python bench/autotuner.py [--quick]`.
 
 PipeSD's table 3. Each way to find the two thresholds has 16 samples, each the time per token over 20 tokens of the
-tuning prompts, the same pieces of text for all. `tuner` is the runtime's with its defaults, `tuner, xi 0.1` the same
+tuning prompts, the same pieces of text for all. `tuner` is the runtime's with its defaults, `tuner xi 0.1` the same
 with the margin of expected improvement that the paper gives, `paper's tuner` searches the whole square and begins at
 random; `grid` has 4 × 4 settings, `random` draws evenly over the square; `first` are the thresholds that a run begins
 with. What was found is measured afterwards on other prompts. `online` begins as `first` and tunes while it is measured,
@@ -26,6 +26,7 @@ from searches import WAYS, Found, Thresholds, pieces
 from stamp import end_with
 from table import options_of, regimes_of, run, traces_of
 
+from pipesd.errors import UsageError
 from pipesd.policy.search_space import Setting
 from pipesd.policy.tuner import SAMPLES
 from pipesd.policy.tuning import TRIAL_TOKENS
@@ -49,16 +50,16 @@ def cells(options: argparse.Namespace) -> list[Cell]:
     ]  # fmt: skip
 
 
-def searching(way: str, cell: Cell, quick: bool, made: Made) -> Search:
+def searching(way: str, cell: Cell, options: argparse.Namespace, made: Made) -> Search:
     """The way as a row's search. The cost that it is given, over all of the tuning prompts, is not what a sample is
     here: each takes its own piece of them."""
-    tuning, _ = split(cell, quick)
+    tuning, _ = split(cell, options.quick)
 
     def search(space: Space, first: Setting, samples: int, seed: int, cost: Cost) -> Setting:
-        texts = list(pieces(tuning, samples, seed))
+        texts = list(pieces(tuning, samples, seed, options.trial_tokens))
 
         def sample(number: int, thresholds: Thresholds) -> float:
-            each = run_row(PIPESD, cell, [texts[number]], tokens=TRIAL_TOKENS, seed=seed, found=thresholds)
+            each = run_row(PIPESD, cell, [texts[number]], tokens=options.trial_tokens, seed=seed, found=thresholds)
             return ms_per_token(each) / 1e3
 
         made[cell.name, way, seed] = WAYS[way](sample, samples, seed)
@@ -67,7 +68,7 @@ def searching(way: str, cell: Cell, quick: bool, made: Made) -> Search:
     return search
 
 
-def budgets(found: Sequence[Mapping[str, Any]], made: Made) -> Iterator[str]:
+def budgets(found: Sequence[Mapping[str, Any]], made: Made, trial_tokens: int) -> Iterator[str]:
     """What each way spent and how it did against the tuner, into its row, and as lines."""
     yield f"\n{'':22}{'':16}{'budget':18}{'over tuner':24}R1, R2 found"
     for cell in found:
@@ -85,23 +86,30 @@ def budgets(found: Sequence[Mapping[str, Any]], made: Made) -> Iterator[str]:
                 row["over_tuner"] = {**ratio._asdict(), "verdict": ratio.verdict}
                 against = f"{ratio.mean:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
             at = "; ".join(", ".join(f"{v:.2f}" for v in search.thresholds.values()) for search in searches)
-            budget = f"{max(row['samples'])} × {TRIAL_TOKENS} tokens"
+            budget = f"{max(row['samples'])} × {trial_tokens} tokens"
             yield f"{cell['name']:22}{way:16}{budget:18}{against:24}{at}"
 
 
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trial-tokens", type=int, default=TRIAL_TOKENS, metavar="N",
+                        help=f"of one sample (default {TRIAL_TOKENS}, as in the paper and in a run)")  # fmt: skip
+
+
 def main() -> int:
-    options = options_of(__doc__)
+    options = options_of(__doc__, add)
+    if options.trial_tokens < 1:
+        raise UsageError(f"--trial-tokens: got {options.trial_tokens}, wanted at least 1")
     options.samples = min(options.samples, SAMPLES)
     made: Made = {}
 
     def own_rows(cell: Cell) -> dict[str, Row]:
         ways = {
-            way: PIPESD._replace(search=searching(way, cell, options.quick, made), printed=PRINTED.get(way, way))
+            way: PIPESD._replace(search=searching(way, cell, options, made), printed=PRINTED.get(way, way))
             for way in WAYS
         }
         return {"first": PIPESD, "online": ONLINE, **ways}
 
-    run("autotuner", options, cells(options), own_rows, lines=lambda found: budgets(found, made))
+    run("autotuner", options, cells(options), own_rows, lines=lambda found: budgets(found, made, options.trial_tokens))
     return 0
 
 

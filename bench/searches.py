@@ -79,7 +79,7 @@ def by_chance(cost: Cost, samples: int, seed: int) -> Found:
 
 WAYS: Mapping[str, Way] = {
     "tuner": by_tuner(XI),
-    "tuner, xi 0.1": by_tuner(PAPER_XI),
+    "tuner xi 0.1": by_tuner(PAPER_XI),
     "paper's tuner": by_paper,
     "grid": by_grid,
     "random": by_chance,

@@ -83,7 +83,7 @@ def test_every_way_asks_for_as_many_samples_of_the_same_pieces() -> None:
 
         found = search(cost, 16, 0)
         assert len(found.samples) == 16
-        if way not in ("tuner", "tuner, xi 0.1"):  # theirs is the best beyond noise, not the luckiest
+        if way not in ("tuner", "tuner xi 0.1"):  # theirs is the best beyond noise, not the luckiest
             assert found.thresholds in [sample.thresholds for sample in found.samples]
     assert set(map(tuple, asked.values())) == {tuple(range(16))}
 
