@@ -31,6 +31,7 @@ QUICK_RTTS_MS, QUICK_GAMMAS_MS = (0.0, 500.0), (5.0, 36.0)
 LONGEST = 16  # draft tokens of vanilla, as it is tuned
 INEXACT = ("edge only", "co-located")  # not the target's output; not over this link
 SIGNS = {"cloud only": "c", "vanilla": "v", "hsl": "h", "edgellm": "e", REFERENCE: "p", "auto": "a"}
+BOX = {"facecolor": "white", "alpha": 0.7, "linewidth": 0.0, "boxstyle": "round,pad=0.2"}  # behind a letter of the plot
 Found = Mapping[str, Any]
 
 
@@ -151,7 +152,7 @@ def draw(found: Sequence[Found], path: str) -> None:
         image = axis.imshow(shares, origin="lower", aspect="auto", cmap="RdBu_r", norm=LogNorm(0.25, 4.0))
         for row, gamma in enumerate(gammas):
             for column, rtt in enumerate(rtts):
-                axis.text(column, row, _sign(at[rtt, gamma]["fastest"]), ha="center", va="center")
+                axis.text(column, row, _sign(at[rtt, gamma]["fastest"]), ha="center", va="center", bbox=BOX)
         limits = [at[rtts[0], gamma]["closed_form_rtt_ms"] for gamma in gammas]
         axis.plot([_place(limit, rtts) for limit in limits], range(len(gammas)), "k-", label="arXiv 2606.25091")
         axis.set_xlim(-0.5, len(rtts) - 0.5)

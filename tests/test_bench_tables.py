@@ -42,7 +42,7 @@ MINE = ("ablation", "bandwidth", "overall", "verification")
 FEW = ("--seeds", "2", "--samples", "1", "--tune-tokens", "4", "--tokens", "6")
 SHORT = {
     "overall": ("--scenarios", "3"), "batching": ("--cases", "4"), "fit": ("--seconds", "0"),
-    "thresholds": ("--side", "2"),
+    "thresholds": ("--side", "2"), "breakeven": ("--rtts", "0", "50", "--gammas", "5"),
 }  # fmt: skip
 POLICY = """
 from pipesd.policy.plugin import BaseTrigger, Parameter, Policy
