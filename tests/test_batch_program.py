@@ -16,7 +16,10 @@ from typing import Any
 
 import pytest
 
+from pipesd.core import Piece
 from pipesd.edge.cli import main
+from pipesd.edge.session import EdgeSession
+from pipesd.errors import Refused
 from tests.clouds import NOWHERE, CloudProcess, Serving, serving, wait_until
 from tests.programs import Models, Program, Ran, edge
 from tests.test_programs_generate import law, notes
@@ -221,6 +224,31 @@ def test_other_prompts_or_options_are_refused_and_restart_does_all_anew(options:
     failed = here(*base, *COMMON, "--restart", "--cloud", NOWHERE, "--connect-s", 0.3)
     assert failed.code == 3 and len(results(out)) == 3, "nothing goes before there is a cloud"
     assert here(*base, *COMMON, "--restart").code == 0 and len(results(out)) == 2
+
+
+def test_a_refusal_in_the_middle_of_an_output_is_not_the_prompts_fault(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = EdgeSession._generate
+
+    def broken(*arguments: Any) -> Iterator[Piece]:
+        steps = real(*arguments)
+        yield next(steps)
+        steps.close()
+        raise Refused("no more")
+
+    monkeypatch.setattr(EdgeSession, "_generate", broken)
+    file, out = prompts(tmp_path, {"prompt": "zanzibar"}, {"prompt": "xylophone"}), tmp_path / "out"
+    ran = here(*options, *COMMON, "--file", file, "--out", out, "--quiet")
+    assert (ran.code, ran.complaint) == (4, "pipesd-edge: no more; 0 of 2 prompts are done") and not out.read_bytes()
+
+
+def test_a_result_that_is_there_twice_is_refused(options: list[str], tmp_path: Path) -> None:
+    file, out = prompts(tmp_path, {"prompt": "zanzibar"}), tmp_path / "out"
+    base = [*options, *COMMON, "--file", file, "--out", out, "--quiet"]
+    assert here(*base).code == 0
+    out.write_bytes(2 * out.read_bytes())
+    assert "line 2: prompt 0 is there twice" in here(*base).complaint
 
 
 # ---- what goes wrong
