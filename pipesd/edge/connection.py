@@ -127,7 +127,8 @@ class Connection:
             self._round_trips.sent(message, now_s)
         if sent and not isinstance(message, APART):
             self.bytes_up += len(payload)
-        self._events.record("sent", **_shown(message), bytes=len(payload) * sent)
+        if self._events.wanted:
+            self._events.record("sent", **_shown(message), bytes=len(payload) * sent)
         return sent
 
     def receive(self, wait_s: float) -> Message | None:
@@ -140,7 +141,8 @@ class Connection:
             return None
         self.bytes_down += len(payload)
         message = decode(payload)
-        self._events.record("received", **_shown(message), bytes=len(payload))
+        if self._events.wanted:
+            self._events.record("received", **_shown(message), bytes=len(payload))
         if self._round_trips is not None:
             # what was there at once had come since the last look, at any time
             lag_s = called_s - self._looked_s if now_s - called_s < AT_ONCE_S else 0.0

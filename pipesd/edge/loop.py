@@ -93,7 +93,8 @@ class Loop:
                 if machine.may_draft:
                     self._draft(run)
                 self._send(run)
-                self._perform(run, machine.settle())
+                if actions := machine.settle():
+                    self._perform(run, actions)
         finally:
             if self._pid == os.getpid():  # a forked child only drops its copy
                 connection.adopt()
