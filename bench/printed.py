@@ -46,9 +46,9 @@ ABLATION: Figures = {"no-pipeline": 147, "fixed": 164, "token": 137, "sequence":
 
 # Table 7, HumanEval: verifications per token, draft tokens per verification, accepted of those verified.
 VERIFICATION: Mapping[str, Figures] = {
-    "hsl": {"navs_per_token": 0.256, "draft_length": 3.18, "acceptance": 0.915},
-    "edgellm": {"navs_per_token": 0.191, "draft_length": 4.74, "acceptance": 0.892},
-    "pipesd": {"navs_per_token": 0.173, "draft_length": 4.96, "acceptance": 0.962},
+    "hsl": {"verifications_per_token": 0.256, "draft_length": 3.18, "acceptance": 0.915},
+    "edgellm": {"verifications_per_token": 0.191, "draft_length": 4.74, "acceptance": 0.892},
+    "pipesd": {"verifications_per_token": 0.173, "draft_length": 4.96, "acceptance": 0.962},
 }
 
 # Figure 5, ms per token by uplink bandwidth in Mbit/s, HumanEval; read off a chart, within 2 ms.

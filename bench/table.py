@@ -136,8 +136,9 @@ def report(name: str, row: Row, cell: Cell, outcomes: Mapping[str, Sequence[Outc
         "passes_per_token": sums["target_passes"] / tokens,
         "bytes_per_token": (sums["bytes_up"] + sums["bytes_down"] + fat) / tokens,
         "acceptance": sums["accepted"] / sums["verified"] if sums["verified"] else None,
-        "navs_per_token": sums["navs"] / tokens,
-        "draft_length": sums["verified"] / sums["navs"] if sums["navs"] else None,
+        "navs_per_token": sums["navs"] / tokens,  # asked for; those that are void by then bring nothing
+        "verifications_per_token": sums["rounds"] / tokens if sums["verified"] else None,
+        "draft_length": sums["verified"] / sums["rounds"] if sums["verified"] else None,
         "each_ms_per_token": [ms_per_token(list(outcome.each.values())) for outcome in mine],
         **sums,
     }

@@ -19,7 +19,7 @@ from scenarios import GAMMA_S
 from stamp import end_with
 from table import SYNTHETIC, options_of, paper_rows, regimes_of, run, traces_of
 
-FIGURES = {"navs_per_token": "verifications/token", "draft_length": "draft length", "acceptance": "accepted"}
+FIGURES = {"verifications_per_token": "verifications/token", "draft_length": "draft length", "acceptance": "accepted"}
 PRINTED = {figure: {row: said[figure] for row, said in printed.VERIFICATION.items()} for figure in FIGURES}
 
 
@@ -51,7 +51,7 @@ def _shown(value: float | None) -> str:
 
 
 def draw(cells: Sequence[Mapping[str, Any]], path: str) -> None:
-    plots.bars(cells, path, "navs_per_token", "verifications per token")
+    plots.bars(cells, path, "verifications_per_token", "verifications per token")
 
 
 def main() -> int:

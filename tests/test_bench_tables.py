@@ -145,7 +145,8 @@ def test_other_figures_stand_beside_the_printed_ones(tiny: str, said: Callable[.
     row = found["cells"][0]["rows"]["hsl-paper"]
     assert row["printed"] == printed.VERIFICATION["hsl"]
     assert row["ours_over_printed"]["acceptance"] == pytest.approx(row["acceptance"] / 0.915)
-    assert row["navs_per_token"] == pytest.approx(row["navs"] / row["tokens"])
+    assert row["verifications_per_token"] == pytest.approx(row["rounds"] / row["tokens"])
+    assert row["draft_length"] == pytest.approx(row["verified"] / row["rounds"])
 
 
 def test_results_are_kept_with_their_stamp(tiny: str, said: Callable[..., Any], tmp_path: Path) -> None:
@@ -296,7 +297,9 @@ def test_printed_figures_agree_with_each_other_and_with_the_papers_headlines() -
     for name, figure in printed.BANDWIDTH[20].items():
         assert abs(figure - first["humaneval"][name]) <= 3  # it was read off a chart
     for row in printed.VERIFICATION.values():  # a verification brings what was accepted and the target's own
-        assert row["navs_per_token"] == pytest.approx(1 / (1 + row["draft_length"] * row["acceptance"]), rel=0.003)
+        assert row["verifications_per_token"] == pytest.approx(
+            1 / (1 + row["draft_length"] * row["acceptance"]), rel=0.003
+        )
 
 
 def test_the_papers_settings() -> None:
