@@ -8,6 +8,7 @@ simulator runs every strategy behind that sample. This is the only place at the 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -220,12 +221,9 @@ class _Advising:
         assert figures is not None and findings.gamma_s is not None
         assert findings.pass_s is not None and findings.token_s is not None
         gap_s = figures.gap_s or 0.0
-        rates = {
-            f"{way}_bytes_per_s": rate.bits_per_s / 8
-            for way, rate in (("up", figures.up), ("down", figures.down))
-            if rate is not None
-        }
-        link = Link(latency_s=max(0.0, figures.alpha_s - gap_s), gap_s=gap_s, **rates)
+        up, down = (math.inf if rate is None else rate.bits_per_s / 8 for rate in (figures.up, figures.down))
+        latency_s = max(0.0, figures.alpha_s - gap_s)
+        link = Link(latency_s=latency_s, gap_s=gap_s, up_bytes_per_s=up, down_bytes_per_s=down)
         place = Place(link=link, gamma_s=findings.gamma_s, pass_s=findings.pass_s, token_s=findings.token_s)
         common = {name: getattr(self._edge, name) for name in ("draft_ahead", "link_model", "confidence")}
         tuning, judged = split(records)
