@@ -19,7 +19,18 @@ from pipesd.sim.cuts import checked_cuts, is_cut, next_change_s, parse_cut
 from pipesd.sim.lanes import Line
 from pipesd.sim.proxy import LinkProxy
 from pipesd.sim.schedule import Schedule
-from tests.test_proxy import accept, address_of, connect, linked, listening, round_trips_s, run_by_hand, transfer_s
+from tests.test_proxy import (
+    accept,
+    address_of,
+    connect,
+    exactly,
+    linked,
+    listening,
+    round_trips_s,
+    run_by_hand,
+    transfer_s,
+    wait_until,
+)
 
 STEPS = Schedule(1.0, (0.8, 8.0), (80.0, 0.8))  # 0.1 and 1 MB/s up, 10 and 0.1 down
 
@@ -74,6 +85,17 @@ def test_the_link_follows_its_schedule_until_a_rate_is_given() -> None:
         assert took_s > 0.1, "at most 20 kB go until the change"
         link.change(up_bytes_per_s=1e5)
         assert transfer_s(client, far, bytes(30_000)) >= 0.3 * 0.98
+
+
+def test_what_is_read_at_a_time_follows_the_schedule() -> None:
+    """Else a chunk as of a fast step would come in one piece, late, in a slow one."""
+    steps = Schedule(0.3, (800.0, *[0.8] * 9999), (800.0,) * 10_000)
+    with linked(schedule=steps) as (link, client, far):
+        assert link._up.chunk_bytes == 50_000
+        wait_until(lambda: time.monotonic() - link._begun_s > 0.3)
+        client.sendall(b"x")
+        exactly(far, 1)
+        assert link._up.chunk_bytes == 1448
 
 
 def test_the_link_is_cut_at_its_time_and_away_until_its_end() -> None:

@@ -208,8 +208,6 @@ class LinkProxy:
     def _turn(self) -> None:
         """Deliver what is due, wait for the next thing to happen, and take what has come."""
         now_s = time.monotonic()
-        for line in (self._up, self._down):
-            line.follow(now_s)
         self._follow_cuts(now_s - self._begun_s)
         due_s = min(self._deliver(), self._begun_s + next_change_s(self._cuts, now_s - self._begun_s))
         readers: list[socket.socket] = [self._wake_out] if self._listener is None else [self._wake_out, self._listener]
@@ -251,6 +249,8 @@ class LinkProxy:
 
     def _take(self, readable: set[socket.socket], writable: set[socket.socket]) -> None:
         now_s = time.monotonic()
+        for line in (self._up, self._down):
+            line.follow(now_s)
         for connection in list(self._connections):
             if not connection.connected and connection.server in writable:
                 try:
