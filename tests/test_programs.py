@@ -27,6 +27,7 @@ COMMANDS = [
     ("edge", "plan"),
     ("edge", "tune"),
     ("edge", "pair"),
+    ("edge", "advise"),
     ("cloud", ""),
     ("cloud", "serve"),
 ]
