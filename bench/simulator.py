@@ -1,8 +1,8 @@
 """How fast the simulator is: committed tokens a second on one core, `python bench/simulator.py [--quick]`.
 
 Each strategy over synthetic records of several acceptances, for one user, on a link of 20 ms there and back; thresholds
-as they are without tuning. The time is this process's own processor time, so that what else the machine does shows less;
-the best of some repetitions is given, as whatever disturbs only ever adds.
+as they are without tuning. The time is this process's own processor time, so that what else the machine does shows
+less; the best of some repetitions is given, as whatever disturbs only ever adds.
 
 The last line is one JSON object, which is kept in `--results` too.
 """
