@@ -42,7 +42,8 @@ class Known(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A round trip as the monitor is told of it, without the cloud's own time."""
+    """A round trip as the monitor takes it: without the cloud's own time, and with half of what the answer may have lain
+    unread for."""
 
     at_s: float
     tokens: int
@@ -86,7 +87,9 @@ def watched() -> Iterator[Seen]:
     def round_trip(
         inner: Callable[..., Any], self: Monitor, tokens: int, took_s: float, cloud_s: float, lag_s: float = 0.0
     ) -> Any:
-        seen.samples.append(Sample(seen.now_s, tokens, took_s - cloud_s - lag_s / 2))
+        link_s = took_s - cloud_s
+        if link_s >= 0.0:
+            seen.samples.append(Sample(seen.now_s, tokens, link_s - min(lag_s, link_s) / 2))
         return inner(self, tokens, took_s, cloud_s, lag_s)
 
     def snapshot(inner: Callable[..., Any], self: Monitor) -> Any:
