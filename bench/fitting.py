@@ -42,8 +42,8 @@ class Known(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A round trip as the monitor takes it: without the cloud's own time, and with half of what the answer may have lain
-    unread for."""
+    """A round trip as the monitor takes it: without the cloud's own time and half of what the answer may have lain
+    unread."""
 
     at_s: float
     tokens: int
