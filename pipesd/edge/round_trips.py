@@ -78,7 +78,7 @@ class RoundTrips:
         way, or the link is busy."""
         if self._probe is not None and now_s - self._probe[1] > LOST_S:
             self._probe = None
-        if self._probe is not None or self._uplink.busy_s(now_s) > 0.0:
+        if self._probe is not None or self._uplink.free_s > now_s:
             return 0
         sizes = self._monitor.needs_probes
         return sizes[0] if sizes else 0
@@ -94,7 +94,7 @@ class RoundTrips:
         self._monitor.train(replies)
 
     def _count(self, tokens: int, now_s: float) -> None:
-        if self._uplink.busy_s(now_s) == 0.0:
+        if self._uplink.free_s <= now_s:
             self._begun_s, self._tokens, self._messages = now_s, 0, 0
         self._tokens += tokens
         self._messages += 1

@@ -14,7 +14,7 @@ from pipesd.metrics import EventLog, Meter
 from pipesd.policy.estimate import Estimate
 from pipesd.policy.guard import Guard
 from pipesd.policy.monitor import Monitor
-from pipesd.policy.sending import Sending, Step, Uplink
+from pipesd.policy.sending import ASK, HOLD, NOTHING, Sending, Step, Uplink
 from pipesd.policy.strategy import Strategy, batching_of, make_trigger
 from pipesd.policy.tuning import Tuning
 from pipesd.policy.updater import Change, Updater, first_plan
@@ -113,12 +113,12 @@ class Steering:
         """What is to be done now with the draft that was sent up to `sent` and ends at `end`: SEND, ASK or NOTHING, up
         to which position. `awaiting`: a verdict is outstanding; `must_ask`: nothing else is left to do."""
         step, upto = self._sending.next_step(now_s, sent, end, awaiting=awaiting)
-        if step is Step.HOLD:
+        if step is HOLD:
             self._events.record("held", end=end)
-            return Step.NOTHING, sent
-        if must_ask and step is not Step.ASK:
+            return NOTHING, sent
+        if must_ask and step is not ASK:
             self._triggered(FORCED, end, self._sending.ask(end))
-            return Step.ASK, end
+            return ASK, end
         return step, upto
 
     def wait_s(self, now_s: float, most_s: float) -> float:

@@ -97,12 +97,15 @@ FLOORS_S = {"alpha": 5e-4, "beta": 5e-5, "gamma": 5e-5, "gap": 1e-4, "tpt": 5e-4
 def changed(old: Estimate, new: Estimate, share: float = CHANGE) -> frozenset[str]:
     """Which of `alpha beta gamma gap tpt` differ by more than `share` of the old value (PipeSD, appendix D) and by more
     than FLOORS_S. A figure known for the first time counts, one no longer known does not."""
+    pairs = (
+        ("alpha", old.alpha_s, new.alpha_s), ("beta", old.beta_s, new.beta_s), ("gamma", old.gamma_s, new.gamma_s),
+        ("gap", old.gap_s, new.gap_s), ("tpt", old.tpt_s, new.tpt_s),
+    )  # fmt: skip
     names = set()
-    for name, floor_s in FLOORS_S.items():
-        before, now = getattr(old, f"{name}_s"), getattr(new, f"{name}_s")
-        if now is None:
+    for name, before, now in pairs:
+        if now is None or now == before:
             continue
-        if before is None or abs(now - before) > max(share * before, floor_s):
+        if before is None or abs(now - before) > max(share * before, FLOORS_S[name]):
             names.add(name)
     return frozenset(names)
 

@@ -27,12 +27,15 @@ class Step(Enum):
     HOLD = 3  # something became due that the link does not get yet; said once
 
 
+NOTHING, SEND, ASK, HOLD = Step  # looked up once: it is done per token, and an enum's member costs ten times a global
+
+
 class Uplink:
     """How long the link is still busy with what it was given, by the measured gap and β (PipeSD, section 3)."""
 
     def __init__(self) -> None:
         self.gap_s = self.beta_s = 0.0
-        self._free_s = 0.0
+        self.free_s = 0.0  # when the link will have taken all that it was given
 
     def adopt(self, gap_s: float, beta_s: float) -> None:
         """What a message takes, and each of its tokens."""
@@ -44,11 +47,11 @@ class Uplink:
 
     def sent(self, now_s: float, tokens: int) -> None:
         """A message was handed to the link."""
-        self._free_s = max(self._free_s, now_s) + self.takes_s(tokens)
+        self.free_s = max(self.free_s, now_s) + self.takes_s(tokens)
 
     def busy_s(self, now_s: float) -> float:
         """How long the link has still to do with what it was given."""
-        return max(0.0, self._free_s - now_s)
+        return max(0.0, self.free_s - now_s)
 
 
 class Sending:
@@ -80,7 +83,7 @@ class Sending:
         be verified and the period ends (PipeSD, rule 1)."""
         self.since_trigger += 1
         rule = self.trigger.observe(confidence, entropy)
-        if self.batching.drafted(self.uplink.busy_s(now_s) == 0.0):
+        if self.batching.drafted(self.uplink.free_s <= now_s):
             self._due = True
         if rule is not None:
             self.ask(end)
@@ -101,7 +104,7 @@ class Sending:
         `awaiting`: the verdict on an earlier draft is outstanding."""
         if not awaiting:
             self._answers_s.clear()
-        if not self._asks and not self._due and self.uplink.busy_s(now_s) == 0.0 and self.batching.idle():
+        if not self._asks and not self._due and self.uplink.free_s <= now_s and self.batching.idle():
             self._due = True
         step, upto = (Step.ASK, self._asks[0]) if self._asks else (Step.SEND if self._due else Step.NOTHING, end)
         if step is Step.NOTHING:

@@ -73,9 +73,9 @@ class Updater:
         sending.uplink.adopt(estimate.gap_s or 0.0, estimate.beta_s or 0.0)
         if estimate.gamma_s and estimate.tpt_s:
             sending.trigger.adopt(Costs(estimate.gamma_s, sending.answer_s, estimate.tpt_s))
-        figures = estimate.plan_figures()
-        why = None if figures is None or not self._strategy.plans else self._reason(estimate)
-        if figures is None or why is None:
+        if not self._strategy.plans or (figures := estimate.plan_figures()) is None:
+            return None
+        if (why := self._reason(estimate)) is None:
             return None
         gap_s = figures.alpha_s if self._hockney else figures.gap_s
         one_each = self._strategy.mode is Mode.EAGER

@@ -35,7 +35,7 @@ def take_draft(s: CloudSession, m: Draft, draft_ahead: int, now_s: float) -> Res
         s.hole_asked = True
         return Resend(s.session, s.opening, s.epoch, s.end)
     s.hole_asked = False
-    length = len(s.committed)
+    length, tests = len(s.committed), s.tests
     for p, token in enumerate(m.ids, m.pos):
         seen = p < s.end
         if p < length:
@@ -55,7 +55,7 @@ def take_draft(s: CloudSession, m: Draft, draft_ahead: int, now_s: float) -> Res
             return error(m, ErrorCode.LIMIT, f"more than {draft_ahead} draft tokens are ahead of the verdict")
         else:
             s.draft.append(token)
-            if s.tests:
+            if tests:
                 assert m.p_draft is not None
                 s.p_draft.append(m.p_draft[p - m.pos])
     s.end = max(s.end, after)
@@ -73,7 +73,9 @@ def take_choices(s: CloudSession, drafted: tuple[int, ...], choices: Choices) ->
     if own:
         new += (choices.ids[accepted],)
     room = s.limit - length
-    stop = next((i + 1 for i, token in enumerate(new) if token in s.stop_ids), room)
+    stop = room
+    if not s.stop_ids.isdisjoint(new):
+        stop = next(i + 1 for i, token in enumerate(new) if token in s.stop_ids)
     new = new[: min(room, stop)]
     broken = bool(new) and new[-1] < 0
     s.ended = broken or stop < room or len(new) == room

@@ -52,7 +52,7 @@ from pipesd.core import Mode, common_prefix
 from pipesd.policy.accept import Choices, Draw
 from pipesd.policy.sampler import Sampler
 from pipesd.protocol.cloud_comparing import error, take_choices, take_draft
-from pipesd.protocol.cloud_session import CloudLimits, CloudSession, Work
+from pipesd.protocol.cloud_session import EAGER, FREE, CloudLimits, CloudSession, Work
 from pipesd.protocol.fields import U32
 from pipesd.protocol.messages import (
     Cancel,
@@ -210,7 +210,7 @@ class CloudMachine:
 
     def _verification(self, s: CloudSession) -> Work:
         length = len(s.committed)
-        count = len(s.draft) if s.mode >= Mode.EAGER else min(len(s.draft), max(0, s.want_end - length))
+        count = len(s.draft) if s.mode >= EAGER else min(len(s.draft), max(0, s.want_end - length))
         drafted, draw = tuple(s.draft[:count]), None
         if s.sampler is not None:
             draw = Draw(s.sampler, s.committed, drafted, tuple(s.p_draft[:count]))
@@ -272,9 +272,11 @@ class CloudMachine:
             return []
         ids = tuple(s.committed[s.said :])
         counters = counters or s.ended or s.repeat or s.verdicts % COUNTERS_EVERY == 0
-        numbers = (s.passes, s.verified, s.stale, round(s.busy_s * 1e4))
-        told = Counters(*(min(number, U32) for number in numbers)) if counters else None  # an edge can flood them
-        more = s.mode is Mode.FREE and not s.ended
+        told = None
+        if counters:  # an edge can flood them
+            busy_100us = min(round(s.busy_s * 1e4), U32)
+            told = Counters(min(s.passes, U32), min(s.verified, U32), min(s.stale, U32), busy_100us)
+        more = s.mode is FREE and not s.ended
         logprobs = s.logprobs_of(s.said) if ids and s.tells_logprobs else None
         verdict = Verdict(
             s.session, s.opening, max(s.epoch, 0), s.said, ids, more, s.refusal is not None, told, s.told, logprobs
