@@ -146,21 +146,25 @@ def test_a_draft_that_is_decided_needs_no_asking() -> None:
 
 
 def test_sending_ahead_is_weighed_by_what_it_takes_of_the_link() -> None:
-    def sent_ahead(beta_s: float, survives: bool, remaining_s: float) -> bool:
+    def sent_ahead(beta_s: float, survives: bool, remaining_s: float, *, tokens: int = 1, asked: int = 0) -> bool:
         sending = made("immediate", beta_s=beta_s)
         for _ in range(50):
             sending.since_trigger = 1  # a token behind the draft that the verdict is on
             sending.decided(1, 0, rejected=not survives)
         sending.answer_s = remaining_s
-        sending.asked(0.0, 0)
-        sending.drafted(*SURE, 1, 0.0)
-        return sending.next_step(0.0, 0, 1, awaiting=True)[0] is Step.SEND
+        sending.asked(0.0, asked)
+        for end in range(1, tokens + 1):
+            sending.drafted(*SURE, end, 0.0)
+        return sending.next_step(0.0, 0, tokens, awaiting=True)[0] is Step.SEND
 
     assert sent_ahead(0.0, False, 0.0), "what takes nothing costs nothing"
     assert sent_ahead(0.009, False, 0.0), "the next batch comes no sooner than a draft token"
     assert not sent_ahead(0.2, False, 0.0), "the next round would wait for the link"
-    assert sent_ahead(0.2, False, 0.195), "the link is free again when the verdict comes"
-    assert sent_ahead(0.2, True, 0.0), "drafts that live are worth it"
+    assert not sent_ahead(0.2, True, 0.195), "the guess of the target's own token takes more than it brings"
+    assert sent_ahead(0.2, False, 0.215), "the link is free again when the verdict comes"
+    assert not sent_ahead(0.2, False, 0.215, tokens=2), "the second one is late if the draft is dropped"
+    assert sent_ahead(0.2, True, 0.215, tokens=2), "drafts that live are worth it"
+    assert sent_ahead(0.2, True, 0.0, asked=-1), "what is no guess of the target's own token comes sooner"
 
 
 def test_of_several_verdicts_that_are_awaited_the_first_counts() -> None:

@@ -63,6 +63,7 @@ class Sending:
         self.answer_s = 0.0  # from the end of a message that asks to the verdict
         self.since_trigger = 0  # draft tokens since a trigger asked last
         self._due = False  # tokens are to go by the token batching
+        self._asked_end = 0  # of the draft whose verification was asked for last
         self._asks: deque[int] = deque()  # ends of drafts whose verification is to be asked for, one after the other
         self._held = False
         self._survival = FIRST_SURVIVAL  # share of drafts that outlived the verdict on what was before them
@@ -109,7 +110,7 @@ class Sending:
         step, upto = (Step.ASK, self._asks[0]) if self._asks else (Step.SEND if self._due else Step.NOTHING, end)
         if step is Step.NOTHING:
             return step, sent
-        if awaiting and not self._worth_sending(now_s, max(0, upto - sent)):
+        if awaiting and not self._worth_sending(now_s, max(0, upto - sent), guess=sent <= self._asked_end):
             held, self._held = self._held, True
             return (Step.NOTHING if held else Step.HOLD), sent
         return step, upto
@@ -126,6 +127,7 @@ class Sending:
         while self._asks and self._asks[0] <= end:
             self._asks.popleft()
         self._held = False
+        self._asked_end = end
         self._answers_s.append(now_s + self.uplink.busy_s(now_s) + self.answer_s)
 
     def decided(self, accepted: int, known: int, *, rejected: bool) -> None:
@@ -151,17 +153,19 @@ class Sending:
             return busy_s
         return busy_s - self.gamma_s if busy_s > self.gamma_s else None
 
-    def _worth_sending(self, now_s: float, tokens: int) -> bool:
-        """Whether to hand the link so many tokens of a draft that may yet be dropped.
+    def _worth_sending(self, now_s: float, tokens: int, *, guess: bool) -> bool:
+        """Whether to hand the link so many tokens of a draft that may yet be dropped; `guess`: the first of them stands
+        where the verdict brings a token of the target's own.
 
         Not before it has taken the rest, to within the time of a draft token, as the next look comes after one. If the
-        draft is dropped, the next batch comes no sooner than the verdict and one draft token: only what the link is
-        busy with beyond that is lost. If it lives, all that the batch takes is gained.
+        draft lives, they come sooner by what is left until the verdict, at least by a draft token; but the guess of the
+        target's own token is sent for nothing, as it would have come with the verdict. If the draft is dropped, the next
+        batch comes no sooner than the verdict and one draft token: only what the link is busy with beyond that is lost.
         """
         busy_s = self.uplink.busy_s(now_s)
         if busy_s > self.gamma_s:
             return False
-        takes_s = busy_s + self.uplink.takes_s(tokens)
-        verdict_s = self._answers_s[0] - now_s if self._answers_s else 0.0
-        lost_s = takes_s - max(0.0, verdict_s) - self.gamma_s
-        return self._survival * takes_s >= (1.0 - self._survival) * lost_s
+        verdict_s = max(0.0, self._answers_s[0] - now_s) if self._answers_s else 0.0
+        gained_s = max(verdict_s - busy_s, self.gamma_s) - (self.uplink.beta_s if guess else 0.0)
+        lost_s = max(0.0, busy_s + self.uplink.takes_s(tokens) - verdict_s - self.gamma_s)
+        return self._survival * gained_s >= (1.0 - self._survival) * lost_s

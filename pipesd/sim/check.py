@@ -125,7 +125,7 @@ def _trigger(g: Generation, event: Event) -> Iterator[str]:
 def _held(g: Generation, event: Event) -> Iterator[str]:
     if g.nav is None or g.rule.held or not (g.rule.due or g.rule.asks or g.rule.batching == "greedy"):
         yield "holds tokens back that were not due, or while no verdict is awaited"
-    elif g.link.worth_sending(g.when_s, g.amount):
+    elif g.worth_sending():
         yield f"holds {g.amount} tokens back that were worth sending"
     g.rule.held, g.late = True, 0
     g.rule.due = g.rule.due or not g.rule.asks

@@ -226,10 +226,10 @@ class LinkRule:
             return True
         return False if self._free_s > when_s[1] + self._slack_s else None
 
-    def worth_sending(self, when_s: tuple[float, float], tokens: int) -> bool | None:
+    def worth_sending(self, when_s: tuple[float, float], tokens: int, *, guess: bool) -> bool | None:
         """Whether so many tokens, all that were not sent, may go while a verdict is awaited: the link must have taken
         the rest to within the drafting of a token, and what is gained if the draft lives must outweigh by how much the
-        next one would be late if it does not."""
+        next one would be late if it does not. `guess`: the first stands at the place of the target's own token."""
         if self._figures is None:
             return None
         slack_s, answers = self._slack_s, set()
@@ -239,13 +239,17 @@ class LinkRule:
             answer_s = self._answers_s[0] + sooner_s if self._answers_s else -math.inf
             turns_s = (free_s - self._figures["gamma_s"] + 1e-9, free_s, answer_s)
             times_s = [*when_s, *(turn_s for turn_s in turns_s if when_s[0] < turn_s < when_s[1])]
-            answers |= {self._worth(self._figures, time_s, tokens, free_s, answer_s) for time_s in times_s}
+            answers |= {self._worth(time_s, tokens, free_s, answer_s, guess) for time_s in times_s}
         return answers.pop() if len(answers) == 1 else None
 
-    def _worth(self, figures: Event, now_s: float, tokens: int, free_s: float, answer_s: float) -> bool:
-        busy_s, gamma_s = max(0.0, free_s - now_s), figures["gamma_s"]
-        gain_s = busy_s + self._takes_s(tokens)
-        loss_s = gain_s - max(0.0, answer_s - now_s) - gamma_s
+    def _worth(self, now_s: float, tokens: int, free_s: float, answer_s: float, guess: bool) -> bool:
+        assert self._figures is not None
+        busy_s, gamma_s = max(0.0, free_s - now_s), self._figures["gamma_s"]
+        left_s = max(0.0, answer_s - now_s)
+        gain_s = max(left_s - busy_s, gamma_s)
+        if guess:
+            gain_s -= self._figures["beta_s"]
+        loss_s = max(0.0, busy_s + self._takes_s(tokens) - left_s - gamma_s)
         return bool(busy_s <= gamma_s and self._survival * gain_s >= (1.0 - self._survival) * loss_s)
 
     def _takes_s(self, tokens: int) -> float:

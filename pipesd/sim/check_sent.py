@@ -89,7 +89,7 @@ def _reason(g: Generation, event: Event) -> Iterator[str]:
             yield f"begins at {event['pos']}, what was not sent yet begins at {begin}"
         restated = g.nav is not None and not g.nav_said
         chosen = g.nav is not None and not restated and fresh
-        if chosen and g.link.worth_sending(g.when_s, g.amount) is False:
+        if chosen and g.worth_sending() is False:
             yield f"sends {g.amount} tokens ahead of a verdict that are not worth it, or too much for the link"
         if g.rule.asks and not (restated and g.nav is not None and end == g.nav[0]):
             g.ask()

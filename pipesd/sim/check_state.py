@@ -112,6 +112,11 @@ class Generation:
         """How many tokens a message would take that sends what is due."""
         return max(0, (self.rule.asks[0] if self.rule.asks else self.end) - max(self.sent, self.known))
 
+    def worth_sending(self) -> bool | None:
+        """Whether these may go while a verdict is awaited; None where the log cannot tell."""
+        guess = self.nav is not None and max(self.sent, self.known) <= self.nav[0]
+        return self.link.worth_sending(self.when_s, self.amount, guess=guess)
+
     def forget(self) -> None:
         """The draft, or its end, was dropped: the rules begin anew."""
         self.trigger.forget()
