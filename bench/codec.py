@@ -10,11 +10,11 @@ import argparse
 import json
 import random
 import struct
-import sys
 import timeit
 from collections.abc import Callable
 
 import msgpack  # type: ignore[import-untyped]
+from stamp import end_with
 
 from pipesd.core import Logprobs, Mode
 from pipesd.policy.accept import ToldLaw
@@ -113,4 +113,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

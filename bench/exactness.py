@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stamp import end_with
+
 from pipesd.config import EdgeConfig
 from pipesd.edge.session import EdgeSession
 from pipesd.edge.tokeniser import Tokeniser
@@ -219,4 +221,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

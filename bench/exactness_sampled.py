@@ -24,6 +24,7 @@ from typing import Any
 
 from exactness import KILL_EVERY_S, WAYS, cloud, generate, kill_worker
 from recording import LONGEST_PROMPT, prompts_of
+from stamp import end_with
 
 from pipesd.config import EdgeConfig
 from pipesd.core import common_prefix
@@ -163,4 +164,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

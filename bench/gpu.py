@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from stamp import end_with
 from torch import Tensor
 
 from pipesd.cloud.graphs import EXACT_SIZE, RecordedPasses
@@ -366,4 +366,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

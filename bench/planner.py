@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from stamp import end_with
 
 from pipesd._kernels.token_batches import PLAN
 from pipesd.policy.token_batches import plan_token_batches, warmup
@@ -132,4 +133,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -23,7 +23,7 @@ from typing import Any
 
 from exactness import cloud
 from recording import LONGEST_PROMPT, Wish, prompts_of, record_trace
-from replay import end_with
+from stamp import end_with
 
 from pipesd.config import GenerateConfig, add_flags, make_config, set_options
 from pipesd.errors import UsageError

@@ -12,10 +12,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from pipesd.cloud.server import serve
 from pipesd.config import CloudConfig
@@ -30,15 +30,6 @@ from pipesd.sim.trace import Trace
 
 CONTEXT = 4096
 READY_S = 120.0
-
-
-def end_with(main: Callable[[], int]) -> NoReturn:
-    """Ends the program as `main` says, or with one line for what the world did to it."""
-    try:
-        sys.exit(main())
-    except PipeSDError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
 
 
 class DictatedTarget(ReplayedTarget):

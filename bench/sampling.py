@@ -30,8 +30,8 @@ from acceptance import Tally, acceptance_table, predictor_table
 from both_rows import Both
 from choosing import FIGURE_MS, beside_a_pass, cost_table, costs, pass_table
 from recording import prompts_of
-from replay import end_with
 from sampled_runs import run_table, runs
+from stamp import end_with
 
 from pipesd.errors import UsageError
 from pipesd.policy.noise import warmup

@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 import numpy
 
 import pipesd
-from pipesd.errors import PipeSDError, UsageError
+from pipesd.errors import Cancelled, PipeSDError, UsageError
+from pipesd.streams import OutputClosed, show, tell
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"  # git ignores it
@@ -25,19 +26,36 @@ DIGITS = 6  # behind the point
 
 
 def end_with(main: Callable[[], int]) -> NoReturn:
-    """Ends the program as `main` says, or with one line for what the world did to it."""
+    """Ends the program as `main` says, or with one line for what the world did to it; with none where nobody reads
+    stdout any more."""
     try:
-        sys.exit(main())
+        sys.exit(_all_written(main))
+    except OutputClosed as error:
+        sys.exit(error.exit_code)
     except PipeSDError as error:
-        print(f"error: {error}", file=sys.stderr)
+        tell(f"error: {error}")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(Cancelled.exit_code)
+
+
+def _all_written(main: Callable[[], int]) -> str | int | None:
+    """The exit code that `main` gives. Raises OutputClosed if stdout did not take all that was printed."""
+    code: str | int | None
+    try:
+        code = main()
+    except BrokenPipeError:
+        show("\n")  # an empty text would be taken by a stream without a buffer
+        raise
+    except SystemExit as done:  # after --help
+        code = done.code
+    show("")
+    return code
 
 
 def progress(line: str) -> None:
     """One line on stderr, at once."""
-    print(line, file=sys.stderr, flush=True)
+    tell(line)
 
 
 def machine() -> dict[str, Any]:

@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paired import paired_ratio
-from replay import end_with
 from runs import SUMMED, Edge, Measured, add_options, edge_of
+from stamp import end_with
 
 from pipesd.config import EdgeConfig
 from pipesd.errors import Unreachable, UsageError

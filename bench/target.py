@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from stamp import end_with
 
 from pipesd.cloud.checkpoint import Checkpoint, open_checkpoint
 from pipesd.cloud.loading import load_target
@@ -270,4 +270,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -30,6 +30,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import zmq
+from stamp import end_with
 
 from pipesd.cloud.server import serve
 from pipesd.config import CloudConfig
@@ -320,4 +321,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -21,7 +21,6 @@ import argparse
 import json
 import math
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from stamp import end_with
 
 from pipesd.policy.tuner import Tuner
 
@@ -362,4 +362,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)
