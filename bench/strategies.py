@@ -141,6 +141,12 @@ def measure(
     return chosen, runs
 
 
+def energy_j(runs: Sequence[Measured]) -> float | None:
+    """What the edge's processors took, as the sessions say; None if one of them cannot."""
+    each = [stats["energy_j"] for run in runs for stats in run.each]
+    return sum(each) if each and None not in each else None
+
+
 def report(
     row: Row, chosen: Chosen, runs: Sequence[Measured], reference: Sequence[Measured], kind: str
 ) -> dict[str, Any]:
@@ -160,7 +166,7 @@ def report(
         "triggers": dict(sum((Counter(run.triggers) for run in runs), Counter())),
         "cloud_s_per_1000_tokens": sums["cloud_s"] / tokens * 1000,
         "gamma_ms": 1e3 * sums["draft_s"] / sums["drafted"] if sums["drafted"] else None,
-        "energy_j": None,  # no meter
+        "energy_j": energy_j(runs),
         **sums,
         "estimates": runs[-1].estimates,
         "wrong_outputs": sum(len(run.wrong) for run in runs),

@@ -64,10 +64,11 @@ def test_strategies_of_scripted_parts() -> None:
 
 
 class FakeEdge:
-    """Takes as long as its settings say, and errs with one of them."""
+    """Takes as long as its settings say, errs with one of them, and with one cannot always say what it took."""
 
     trace = scripted_trace(30, 4)
     wrong_for: str | None = None
+    unmetered_for: str | None = None
 
     def __init__(self) -> None:
         self.seen: list[tuple[dict[str, Any], tuple[Any, ...], int, bool]] = []
@@ -77,7 +78,8 @@ class FakeEdge:
         ms = 20.0 + 10 * (settings["strategy"] == "vanilla") + abs(settings.get("draft_length", 4) - 6)
         wrong = [f"{settings}: differs"] if settings["strategy"] == self.wrong_for else []
         sums = dict.fromkeys(SUMMED, 2) | {"tokens": tokens * len(self.seen[-1][1])}
-        return Measured(ms, sums, dict.fromkeys(ESTIMATES), {"length": 1}, wrong)
+        said = {"energy_j": None if settings["strategy"] == self.unmetered_for and len(self.seen) % 2 else 1.5}
+        return Measured(ms, sums, dict.fromkeys(ESTIMATES), {"length": 1}, wrong, [said, said])
 
 
 def of_fake(edge: FakeEdge, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> Any:
@@ -123,6 +125,16 @@ def test_ids_that_differ_are_printed_and_are_the_exit_code(
     code, said, table = of_fake(edge, monkeypatch, capsys, "--samples", "0", "--only", "hsl,pipesd")
     assert (code, said["wrong_outputs"], said["rows"]["hsl"]["wrong_outputs"]) == (1, 9, 9)
     assert said["rows"]["pipesd"]["wrong_outputs"] == 0 and table.count("differs") == 9
+
+
+def test_joules_are_summed_and_unknown_where_one_generations_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edge = FakeEdge()
+    edge.unmetered_for = "hsl"
+    _, said, _ = of_fake(edge, monkeypatch, capsys, "--samples", "0", "--only", "hsl,pipesd", "--repetitions", "4")
+    assert said["rows"]["pipesd"]["energy_j"] == 4 * 2 * 1.5
+    assert said["rows"]["hsl"]["energy_j"] is None
 
 
 def test_an_edge_compares_its_ids_with_the_trace() -> None:
