@@ -159,8 +159,9 @@ class Sending:
 
         Not before it has taken the rest, to within the time of a draft token, as the next look comes after one. If the
         draft lives, they come sooner by what is left until the verdict, at least by a draft token; but the guess of the
-        target's own token is sent for nothing, as it would have come with the verdict. If the draft is dropped, the next
-        batch comes no sooner than the verdict and one draft token: only what the link is busy with beyond that is lost.
+        target's own token is sent for nothing, as it would have come with the verdict. If the draft is dropped, the
+        next batch comes no sooner than the verdict and one draft token: only what the link is busy with beyond that is
+        lost.
         """
         busy_s = self.uplink.busy_s(now_s)
         if busy_s > self.gamma_s:
