@@ -69,14 +69,13 @@ def test_statistics_of_a_session_that_never_generated(cloud: Serving) -> None:
 
 
 def test_a_token_costs_few_bytes(cloud: Serving) -> None:
-    with edge(cloud.address, agreement=0.8, draft_length=4) as session:
-        ids_of(session, PROMPT, max_tokens=300)
-        stats = session.stats
-        assert 0.6 < stats["acceptance_per_token"] < 0.95
-        assert stats["bytes_up"] + stats["bytes_down"] <= 35 * 300
-    with edge(cloud.address, strategy="cloud") as session:
-        ids_of(session, PROMPT, max_tokens=300)
-        assert session.stats["bytes_up"] + session.stats["bytes_down"] <= 40 * 300
+    for strategy, most in (("vanilla", 25), ("cloud", 40), ("auto", 40)):
+        with edge(cloud.address, agreement=0.8, draft_length=4, strategy=strategy) as session:
+            ids_of(session, PROMPT, max_tokens=300)
+            stats = session.stats
+        assert stats["bytes_up"] + stats["bytes_down"] <= most * 300
+        if strategy == "vanilla":  # how much `auto` drafts hangs on what drafts bring on this machine
+            assert 0.6 < stats["acceptance_per_token"] < 0.95
 
 
 def test_times_of_a_paced_target() -> None:
