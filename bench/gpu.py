@@ -8,7 +8,7 @@ graphs, and row-invariant ones. Besides: the attention's kernels against the pla
 in float32 against the CPU's, by drafts that are judged in one pass; whether rows keep their bits in row-invariant
 passes in bfloat16; and whether the host waits for the device within a pass, where it should not.
 
-A table, and one JSON object in the last line. Exit code 1 if a figure is not reached, 2 without a CUDA device. About
+A table, and one JSON object in the last line. Exit code 1 if a figure is not reached, 77 without a CUDA device. About
 three minutes. `--device cpu --quick` runs everything with tiny shapes on the CPU, to see that it works: figures of
 speed are not judged then.
 """
