@@ -177,6 +177,8 @@ class Loop:
         thin link a second copy would only delay the first."""
         machine, now_s = self.machine, self._clock.now()
         self._patience.check(now_s)
+        if self.steering is not None:
+            self._patience.taken(self.steering.round_trips.link_free_s)
         if self._patience.retry_due(now_s):
             self._perform(run, machine.reopen())
         elif machine.state is State.RUN and not machine.awaits:

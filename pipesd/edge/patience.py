@@ -21,9 +21,10 @@ def _advice() -> str:
 class Patience:
     """Deadlines of one generation. `start`, then `heard` at each message; `due` says that it is time to ask again.
 
-    A deadline is at least 5 round trips and the longest pass announced, but at most a third of `patience_s`; it doubles
-    while nothing of this opening comes and goes back at any message of it. The generation ends after silence of
-    `patience_s`, or ten times that without a word of this opening or of a living worker from a cloud that answers
+    A deadline counts from the last message of the cloud, or from when the link has taken what was said, where that is
+    known and later. It is at least 5 round trips and the longest pass announced, but at most a third of `patience_s`;
+    it doubles while nothing of this opening comes and goes back at any message of it. The generation ends after silence
+    of `patience_s`, or ten times that without a word of this opening or of a living worker from a cloud that answers
     probes, or `stall_s` without anything new whatever the cloud says. Time by which a question comes too late does not
     count: then it was this side that did not listen (a long step of the draft model, a process that was stopped).
     """
@@ -53,6 +54,11 @@ class Patience:
             self._retry = self._retry_since_s = None
             self._step_s = self._base_s
             self._next_s = now_s + self._step_s
+
+    def taken(self, free_s: float) -> None:
+        """The link will have taken all that was said by `free_s`, so a deadline begins there: but not later than the
+        longest one after the last message that came, lest a link that is thought to be busy for ever hides a loss."""
+        self._next_s = max(self._next_s, min(free_s, self._any_s + self._most_s) + self._step_s)
 
     def crossed(self, now_s: float) -> None:
         """The cloud has had what was said last, if it came: now its answer should not be long."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pipesd.policy.monitor import Monitor
 from pipesd.policy.sending import Uplink
@@ -10,45 +13,66 @@ from pipesd.protocol.messages import Draft, Message, Probed, Verdict
 
 PROBED_SIZES = tuple(range(1, 9))  # draft tokens; PipeSD's start-up sends these eight sizes
 LOST_S = 10.0  # after which an answer to a probe is not waited for any more
+CLEAR_S = 0.002  # between two verdicts, beyond the second pass: the cloud had nothing to do
+
+
+class _Asked(NamedTuple):
+    """A DRAFT that asks for a verdict, and awaits it."""
+
+    end: int  # of the draft
+    number: int  # of the message
+    alone: bool  # nothing else awaited a verdict when it was sent
 
 
 class RoundTrips:
     """Sees every message of a connection with its time.
 
-    A sample begins with what is sent on an idle link and spans what is sent while the link is busy with it; the verdict
-    on the first DRAFT of it that asks for one ends it, less what the cloud says to have spent on it. Whatever is
-    repeated, or answered without the cloud's own time, gives none.
+    A sample begins with what found the link idle and spans what was sent while that kept it busy; the verdict on the
+    DRAFT that asks for one ends it, less what the cloud says to have spent on it. Whether the link was idle is told by
+    the measured gap and β, and by verdicts: what one is on has left the link before the cloud began with it. So a link
+    that is thought to be slower than it is does not hide its idle times, and where it never is idle there is no sample:
+    what is sent at the pace that is known would only show that pace again. Whatever is repeated, or may have waited at
+    the cloud for an earlier verification, or is answered without the cloud's own time, gives none.
     """
 
     def __init__(self, monitor: Monitor, uplink: Uplink) -> None:
         self._monitor, self._uplink = monitor, uplink
-        self._begun_s: float | None = None  # when the link was idle last; None: not since what cannot be counted
-        self._tokens = self._messages = 0  # since then
-        self._asked: tuple[float, int] | None = None  # when a sample that awaits its verdict began, and its tokens
+        self._sent: deque[tuple[float, int]] = deque()  # what no verdict has shown to be through: time, tokens
+        self._through = 0  # number of the first of these
+        self._free_s = -math.inf  # when the link had taken what was before them
+        self._asked: deque[_Asked] = deque()
+        self._epoch = self._end = 0  # of what was sent last in this opening
+        self._heard_s = -math.inf  # when the last verdict was read
         self._cloud_s = 0.0  # of this opening, as last told
         self._verified = 0  # likewise: draft tokens
         self._probe: tuple[int, float, int] | None = None  # one that is under way: its number, time and tokens
-        self._end = 0  # of what was sent in this opening
 
     def restart(self) -> None:
         """A new opening, with its prompt on the link: what was asked before will not be answered, and the cloud's sums
         begin anew."""
-        self._asked = self._probe = self._begun_s = None
+        self._asked.clear()
+        self._probe = None
+        self._lose_track()
         self._cloud_s = 0.0
-        self._verified = self._end = 0
+        self._verified = self._epoch = self._end = 0
 
     def sent(self, message: Message, now_s: float) -> None:
         """A message was handed to the link, which `Uplink` has not been told yet."""
         if not isinstance(message, Draft):
             return
+        if message.epoch != self._epoch:  # what was asked before is not answered any more
+            self._epoch, self._end = message.epoch, 0
+            self._asked.clear()
         repeated = message.again or message.pos < self._end
         self._end = max(self._end, message.pos + len(message.ids))
         if repeated:
-            self._asked = self._begun_s = None
+            self._asked.clear()
+            self._lose_track()
             return
-        self._count(len(message.ids), now_s)
-        if message.nav and self._asked is None and self._begun_s is not None:
-            self._asked = self._begun_s + (self._messages - 1) * self._uplink.gap_s, self._tokens
+        self._sent.append((now_s, len(message.ids)))
+        if message.nav:
+            number = self._through + len(self._sent)
+            self._asked.append(_Asked(message.pos + len(message.ids), number, alone=not self._asked))
 
     def received(self, message: Message, now_s: float, lag_s: float) -> None:
         """A message came; it may have lain unread for `lag_s`."""
@@ -58,20 +82,26 @@ class RoundTrips:
             self._monitor.round_trip(tokens, now_s - sent_s, 0.0, lag_s)
         if not isinstance(message, Verdict):
             return
-        if message.pos + len(message.ids) < self._end:  # the branch may be dead: what comes next takes its place
-            self._end = 0
+        heard_s, self._heard_s = self._heard_s, now_s
+        asked = self._answered(message)
         if message.counters is None:
-            self._asked = None
             return
         cloud_s = message.counters.busy_100us / 1e4
         spent_s, self._cloud_s = cloud_s - self._cloud_s, cloud_s
         verified, self._verified = message.counters.verified - self._verified, message.counters.verified
-        if self._asked is not None and spent_s >= 0.0:
-            begun_s, tokens = self._asked
-            self._monitor.passed(spent_s, verified)
-            if tokens:
-                self._monitor.round_trip(tokens, now_s - begun_s, spent_s, lag_s)
-        self._asked = None
+        if asked is None or spent_s < 0.0:
+            return
+        self._monitor.passed(spent_s, verified)
+        trip = self._take(asked.number, now_s - spent_s)
+        waited = not asked.alone and now_s - lag_s - heard_s <= spent_s + CLEAR_S
+        if trip is not None and trip[1] and not waited:
+            begun_s, tokens = trip
+            self._monitor.round_trip(tokens, now_s - begun_s, spent_s, lag_s)
+
+    @property
+    def link_free_s(self) -> float:
+        """When the link will have taken all that it was given."""
+        return self._uplink.free_s
 
     def probe_due(self, now_s: float) -> int:
         """How many tokens a probe should stand for that would tell more of the link; 0: none would, or one is under
@@ -86,15 +116,45 @@ class RoundTrips:
     def probe_sent(self, number: int, tokens: int, now_s: float) -> None:
         """A probe as large as a DRAFT of so many tokens was sent by itself, on an idle link."""
         self._probe = number, now_s, tokens
-        self._count(tokens, now_s)
+        self._sent.append((now_s, tokens))
         self._uplink.sent(now_s, tokens)
 
     def probed(self, replies: Sequence[tuple[int, float]]) -> None:
         """The answers to a train of probes: (tokens' worth of bytes, s from its sending)."""
         self._monitor.train(replies)
 
-    def _count(self, tokens: int, now_s: float) -> None:
-        if self._uplink.free_s <= now_s:
-            self._begun_s, self._tokens, self._messages = now_s, 0, 0
-        self._tokens += tokens
-        self._messages += 1
+    def _answered(self, verdict: Verdict) -> _Asked | None:
+        """What the verdict is on: the first draft that awaits one. It may bring others with it."""
+        if not self._asked or verdict.epoch != self._epoch:
+            return None
+        asked = self._asked.popleft()
+        while self._asked and self._asked[0].end <= verdict.pos + len(verdict.ids):
+            self._asked.popleft()
+        return asked
+
+    def _take(self, number: int, through_s: float) -> tuple[float, int] | None:
+        """All messages up to that number were through the link by that time. When the last that found it idle was sent,
+        later by the gaps of those behind it, and their tokens together; None: none of them did."""
+        sent, uplink = self._sent, self._uplink
+        free_s, begun_s, tokens = self._free_s, math.inf, 0
+        while sent and self._through < number:
+            at_s, count = sent.popleft()
+            self._through += 1
+            if at_s >= free_s:
+                free_s = begun_s = at_s
+                tokens = 0
+            else:
+                begun_s += uplink.gap_s
+            tokens += count
+            free_s += uplink.takes_s(count)
+        self._free_s = free_s = min(free_s, through_s)
+        for at_s, count in sent:
+            free_s = max(free_s, at_s) + uplink.takes_s(count)
+        uplink.free_s = min(uplink.free_s, free_s)
+        return (begun_s, tokens) if begun_s < math.inf else None
+
+    def _lose_track(self) -> None:
+        """What is on the link now cannot be told: no sample begins before all that it is known to have is through."""
+        self._through += len(self._sent)
+        self._sent.clear()
+        self._free_s = math.inf

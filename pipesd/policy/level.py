@@ -130,7 +130,8 @@ class Level:
             values = sorted([value for value, _ in samples])
         else:
             halves.sort()
-            most = 2 * halves[len(halves) // 4] + self._floor_s  # about as precise as the best quarter
+            best = halves[min(len(halves) // 4, RUN - 1)]
+            most = 2 * best + self._floor_s  # about as precise as the best, be they few
             values = sorted([value for value, half in samples if half <= most])
         centre = middle(values)
         deviation = MADN * middle(sorted([abs(value - centre) for value in values])) * (1 + 5 / len(values))
