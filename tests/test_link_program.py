@@ -26,6 +26,7 @@ NAMES = (
     "codec_ms token_bytes probes lost took_s error"
 ).split()
 BRIEFLY = ["--seconds", "1", "--repeats", "5"]
+TRIES = 4  # on a busy machine so few repeats may not tell a bandwidth
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +58,13 @@ def failed(ran: Ran, code: int) -> str:
 
 
 def test_json_is_one_object_with_every_figure(address: str) -> None:
-    ran = edge("link", "--cloud", address, *BRIEFLY, "--json", "--quiet")
-    assert (ran.code, ran.err) == (0, "")
-    result = one_object(ran)
-    assert result["error"] is None
+    for _ in range(TRIES):
+        ran = edge("link", "--cloud", address, *BRIEFLY, "--json", "--quiet")
+        assert (ran.code, ran.err) == (0, "")
+        result = one_object(ran)
+        assert result["error"] is None
+        if result["up_mbps"] is not None and result["down_mbps"] is not None:
+            break
     assert 4.9 < result["alpha_ms"] < 15 and result["beta_ms"] >= 0 and 0 <= result["gap_ms"] <= result["alpha_ms"]
     assert 4.9 < result["latency_ms"] < 10 and result["jitter_ms"] >= 0
     rtt = result["rtt_ms"]
