@@ -191,12 +191,14 @@ def test_the_options_of_the_readme_exist() -> None:
     pages = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("install", "link", "strategies")))
     text = "\n".join(page.read_text() for page in pages)
     known = set()
-    commands = [("edge", name) for name in ("generate", "chat", "link", "plan", "tune")]
+    commands = [("edge", name) for name in ("generate", "chat", "advise", "link", "plan", "tune")]
     for program, command in (*commands, ("cloud", "serve")):
         code = f"from pipesd.{program}.cli import main; main(['{command}', '--help'])"
         known |= set(re.findall(r"--[a-z][a-z-]+", in_python(code)))
-    links = ([sys.executable, ROOT / "tools" / "tun_link.py"], [sys.executable, "-m", "pipesd.sim.proxy"])
-    for tool in ([ROOT / "tools" / "demo"], [ROOT / "tools" / "test"], *links):
+    scripts = [[ROOT / "tools" / name] for name in ("demo", "test")]
+    programs = [[sys.executable, ROOT / "tools" / "tun_link.py"]]
+    programs += [[sys.executable, "-m", name] for name in ("pipesd.sim.proxy", "bench")]
+    for tool in (*scripts, *programs):
         done = subprocess.run([*tool, "--help"], capture_output=True, text=True, timeout=60, cwd=ROOT)
         known |= set(re.findall(r"--[a-z][a-z-]+", done.stdout))
     of_others = {"--index-url", "--extra-index-url", "--install"}  # pip, xcode-select
