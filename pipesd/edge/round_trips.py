@@ -13,6 +13,7 @@ from pipesd.protocol.messages import Draft, Message, Probed, Verdict
 
 PROBED_SIZES = tuple(range(1, 9))  # draft tokens; PipeSD's start-up sends these eight sizes
 LOST_S = 10.0  # after which an answer to a probe is not waited for any more
+MOST_MESSAGES = 2  # in a sample: more of them would tell of the gap, which is taken for known here
 CLEAR_S = 0.002  # between two verdicts, beyond the second pass: the cloud had nothing to do
 
 
@@ -27,8 +28,9 @@ class _Asked(NamedTuple):
 class RoundTrips:
     """Sees every message of a connection with its time.
 
-    A sample begins with what found the link idle and spans what was sent while that kept it busy; the verdict on the
-    DRAFT that asks for one ends it, less what the cloud says to have spent on it. Whether the link was idle is told by
+    A sample begins with what found the link idle and spans one more message at most, sent while that kept it busy: of
+    many, an error in the measured gap would become one of β, and that one of the gap. The verdict on the DRAFT that
+    asks for one ends it, less what the cloud says to have spent on it. Whether the link was idle is told by
     the measured gap and β, and by verdicts: what one is on has left the link before the cloud began with it. So a link
     that is thought to be slower than it is does not hide its idle times, and where it never is idle there is no sample:
     what is sent at the pace that is known would only show that pace again. Whatever is repeated, or may have waited at
@@ -134,24 +136,25 @@ class RoundTrips:
 
     def _take(self, number: int, through_s: float) -> tuple[float, int] | None:
         """All messages up to that number were through the link by that time. When the last that found it idle was sent,
-        later by the gaps of those behind it, and their tokens together; None: none of them did."""
+        later by the gap of one behind it, and their tokens together; None: none of them did, or too many followed."""
         sent, uplink = self._sent, self._uplink
-        free_s, begun_s, tokens = self._free_s, math.inf, 0
+        free_s, begun_s, tokens, messages = self._free_s, math.inf, 0, 0
         while sent and self._through < number:
             at_s, count = sent.popleft()
             self._through += 1
             if at_s >= free_s:
                 free_s = begun_s = at_s
-                tokens = 0
-            else:
-                begun_s += uplink.gap_s
+                tokens = messages = 0
             tokens += count
+            messages += 1
             free_s += uplink.takes_s(count)
         self._free_s = free_s = min(free_s, through_s)
         for at_s, count in sent:
             free_s = max(free_s, at_s) + uplink.takes_s(count)
         uplink.free_s = min(uplink.free_s, free_s)
-        return (begun_s, tokens) if begun_s < math.inf else None
+        if begun_s == math.inf or messages > MOST_MESSAGES:
+            return None
+        return begun_s + (messages - 1) * uplink.gap_s, tokens
 
     def _lose_track(self) -> None:
         """What is on the link now cannot be told: no sample begins before all that it is known to have is through."""

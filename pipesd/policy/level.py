@@ -16,6 +16,7 @@ RUN_AMONG_OUTLIERS = 7
 OUTLIERS = 0.05  # share of samples
 LONGEST_RUN = 40
 BAND = 0.15  # share of the level; the band is at least so wide, to either side
+PRECISE = 3  # samples, of which one may be far off
 DEVIATIONS = 4.0  # of the samples, likewise
 
 
@@ -122,15 +123,17 @@ class Level:
         return True
 
     def _settle(self, samples: Sequence[tuple[float, float]]) -> float:
-        """Sets the band by the samples, the more precise ones of them, and returns the mean of all within it, each
-        weighing as it is precise."""
+        """Sets the band by the samples, the more precise ones of them, and returns the mean of those within it, each
+        weighing as it is precise. Vague ones show a change but tell no level where there are others: who drafts at a
+        steady beat always looks too late by as much, so the mean of many is as far off as one.
+        """
         halves = [half for _, half in samples]
         exact = not any(halves)
         if exact:
             values = sorted([value for value, _ in samples])
         else:
             halves.sort()
-            best = halves[min(len(halves) // 4, RUN - 1)]
+            best = halves[min(len(halves) // 4, PRECISE - 1)]
             most = 2 * best + self._floor_s  # about as precise as the best, be they few
             values = sorted([value for value, half in samples if half <= most])
         centre = middle(values)
@@ -148,7 +151,8 @@ class Level:
         least = max(deviation, self._floor_s) ** 2
         total = weights = 0.0
         for value, half in inside:
-            weight = 1 / (least + half * half / 3)
-            total += weight * value
-            weights += weight
+            if half <= most:
+                weight = 1 / (least + half * half / 3)
+                total += weight * value
+                weights += weight
         return total / weights
