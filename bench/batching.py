@@ -15,6 +15,7 @@ The last line is one JSON object.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -101,7 +102,12 @@ def lines(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 continue
             ratio = said["over_pipesd"]
             said["printed"] = {**said["printed"], "over_pipesd": [low, high]}
-            word = "ties with" if ratio["low"] <= 1 <= ratio["high"] else "beats" if ratio["mean"] < 1 else "loses to"
+            if ratio["low"] <= 1 <= ratio["high"]:
+                word = "ties with"
+            elif math.isnan(ratio["low"]):
+                word = "was measured once against"
+            else:
+                word = "beats" if ratio["mean"] < 1 else "loses to"
             yield (f"random length, {cell['name']:20} {policy:10} {word} the plan: {ratio['mean']:.3f} "
                    f"[{ratio['low']:.3f}, {ratio['high']:.3f}]")  # fmt: skip
 

@@ -1,9 +1,10 @@
 """One row of a table in one cell: tuned, then simulated on other prompts, with each of several seeds.
 
 The simulation is the runtime's own code in virtual time, `pipesd.sim.simulate`. What a seed changes: the link's jitter,
-and its bandwidths where they were drawn; the order of the prompts, and so what a session has learnt of the link when a
-prompt's turn comes; the tuner's seed, and so the setting found. A ratio pairs rows by prompt and seed; its interval is
-over prompts, as seeds of one prompt are much alike.
+and its bandwidths where they are scenario 4's; the order of the prompts, and so what a session has learnt of the link
+when a prompt's turn comes; the tuner's seed, and so the setting found beforehand. A ratio pairs rows by prompt and
+seed. Its interval is over both: prompts and seeds are resampled, each by themselves, as one seed's setting is that of
+all prompts (`pipesd.sim.intervals`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ import argparse
 import dataclasses
 import math
 import random
-import statistics
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,16 +23,17 @@ from stamp import progress
 
 from pipesd.config import EdgeConfig
 from pipesd.errors import Unreachable
-from pipesd.policy.search_space import Parameter, Setting
+from pipesd.policy.search_space import Setting
 from pipesd.sim.link_model import Link
 from pipesd.sim.schedule import Schedule
+from pipesd.sim.search import Cost as Cost
+from pipesd.sim.search import Space as Space
+from pipesd.sim.search import fastest
 from pipesd.sim.simulate import simulate
 from pipesd.sim.trace import Record
 
 TUNING_RECORDS = 4  # the first of each trace; no others are tuned on, and these are not measured
 
-Space = Mapping[str, Parameter]
-Cost = Callable[[Setting], float]  # s per token with that setting
 Search = Callable[[Space, Setting, int, int, Cost], Setting]  # space, first setting, budget, seed, cost; gives the best
 
 
@@ -73,17 +73,7 @@ class Outcome(NamedTuple):
 
 def surrogate(space: Space, first: Setting, samples: int, seed: int, cost: Cost) -> Setting:
     """The tuner of the runtime."""
-    from pipesd.policy.tuner import Tuner
-
-    tuner = Tuner(space, seed=seed, samples=samples, first=first)
-    tried: dict[tuple[float, ...], list[float]] = defaultdict(list)
-    for _ in range(samples):
-        setting = tuner.ask()
-        value = cost(setting)
-        tuner.tell(setting, value)
-        tried[tuple(setting[name] for name in space)].append(value)
-    best: tuple[float, ...] = min(tried, key=lambda values: statistics.fmean(tried[values]))
-    return dict(zip(space, best, strict=True))
+    return fastest(space, first, samples, seed, cost).setting
 
 
 def tuned(**settings: Any) -> Row:
@@ -103,9 +93,8 @@ def run_row(
     """The statistics of each generation, in the order of `records`; `machine_s` is its share by tokens of what the
     cloud's machine was busy, where passes that users share count once."""
     link = cell.link if row.linked else Link()
-    if link.bandwidths is not None and link.bandwidths.seed is not None:
-        redrawn = Schedule.redrawn(link.bandwidths.seed + seed, every_s=link.bandwidths.every_s)
-        link = dataclasses.replace(link, bandwidths=redrawn)
+    if link.bandwidths is not None:
+        link = dataclasses.replace(link, bandwidths=drawn_anew(link.bandwidths, seed))
     order = random.Random(seed).sample(range(len(records)), len(records))
     done = simulate(
         [records[i] for i in order], link=link, gamma_s=cell.gamma_s, pass_s=cell.pass_s, token_s=cell.token_s,
@@ -115,6 +104,17 @@ def run_row(
     machine_s = done.stats["cloud_s_per_1000_tokens"] / 1000
     each = {order[stats["record"]]: {**stats, "machine_s": machine_s * stats["tokens"]} for stats in done.each}
     return [each[i] for i in range(len(records))]
+
+
+def drawn_anew(schedule: Schedule, seed: int) -> Schedule:
+    """With another seed, if it is scenario 4's, of any number and length of steps; any other, whose bounds are not
+    known, as it is."""
+    if schedule.seed is None:
+        return schedule
+    steps, every_s = len(schedule.up_mbps), schedule.every_s
+    if schedule != Schedule.redrawn(schedule.seed, steps=steps, every_s=every_s):
+        return schedule
+    return Schedule.redrawn(schedule.seed + seed, steps=steps, every_s=every_s)
 
 
 def tune(row: Row, cell: Cell, records: Sequence[Record], options: argparse.Namespace, seed: int) -> dict[str, Any]:
@@ -164,12 +164,9 @@ def ms_per_token(each: Sequence[Mapping[str, Any]]) -> float:
 
 
 def over(above: Sequence[Outcome], below: Sequence[Outcome]) -> Ratio:
-    """How many times the first one's time per token is the other's: over prompts, each the mean of its seeds; of one
-    prompt alone, over seeds."""
-    prompts = list(above[0].each)
-    tpts = [[[outcome.each[prompt]["tpt_ms"] for outcome in one] for prompt in prompts] for one in (above, below)]
-    if len(prompts) == 1:
-        mine, theirs = (of_prompts[0] for of_prompts in tpts)
-    else:
-        mine, theirs = (list(map(statistics.geometric_mean, of_prompts)) for of_prompts in tpts)
+    """How many times the first one's time per token is the other's: the geometric mean over prompts and seeds, with an
+    interval over other prompts and other seeds; with one seed over prompts alone, and so without the tuner's luck."""
+    mine, theirs = (
+        [[outcome.each[prompt]["tpt_ms"] for outcome in one] for prompt in above[0].each] for one in (above, below)
+    )
     return paired_ratio(mine, theirs)

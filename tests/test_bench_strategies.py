@@ -183,7 +183,8 @@ def test_a_paired_ratio_is_of_each_repetition() -> None:
     )
     assert mixed.low < 1.0 < mixed.high and mixed.verdict == "no difference"
     assert mixed.mean == pytest.approx(math.prod((1.3, 0.8, 1.1, 0.9)) ** 0.2)
-    assert math.isnan(paired_ratio([2.0], [1.0]).low)
+    once = paired_ratio([2.0], [1.0])
+    assert math.isnan(once.low) and "no interval" in once.verdict
 
 
 def test_prompts_come_from_the_files_in_turn(tmp_path: Path) -> None:
@@ -242,3 +243,14 @@ def test_an_interval_of_few_repetitions_holds_the_true_ratio() -> None:
         found = paired_ratio(np.exp(random.normal(0.1, 0.05, 6)), np.ones(6))
         held += found.low <= math.exp(0.1) <= found.high
     assert 0.92 <= held / 300 <= 0.98
+
+
+def test_an_interval_over_few_prompts_and_few_seeds_holds_the_true_ratio() -> None:
+    random = np.random.default_rng(6)
+    for of_prompts, of_seeds in ((0.1, 0.02), (0.02, 0.1)):
+        held = 0
+        for _ in range(100):
+            luck = random.normal(0.0, of_prompts, (8, 1)) + random.normal(0.0, of_seeds, (1, 5))
+            found = paired_ratio(np.exp(0.1 + luck + random.normal(0.0, 0.02, (8, 5))), np.ones((8, 5)))
+            held += found.low <= math.exp(0.1) <= found.high
+        assert held / 100 >= 0.9

@@ -256,14 +256,15 @@ def test_vanilla_takes_what_the_trace_says(length: int) -> None:
     assert said["cloud_s_per_1000_tokens"] == pytest.approx(20 * said["passes_per_token"])
 
 
-def test_seeds_redraw_a_drawn_schedule_and_leave_a_written_one(fake: FakeSimulation) -> None:
-    for drawn in (Schedule.redrawn(5, steps=60), Schedule(1.0, (10.0,), (20.0,))):
+def test_seeds_redraw_scenario_4s_schedule_and_leave_others(fake: FakeSimulation) -> None:
+    slow = Schedule.redrawn(3, up=(1.0, 2.0), down=(4.0, 8.0))
+    for drawn in (Schedule.redrawn(5, steps=7, every_s=3.0), Schedule(1.0, (10.0,), (20.0,)), slow):
         cell = CELL._replace(link=Link(bandwidths=drawn))
         for seed in range(2):
             measuring.run_row(Row({}), cell, RECORDS, tokens=8, seed=seed, found={})
-    first, second, third, fourth = (given["link"].bandwidths for _, given in fake.calls)
-    assert first == Schedule.redrawn(5, steps=60) and second == Schedule.redrawn(6, steps=60)
-    assert third == fourth == Schedule(1.0, (10.0,), (20.0,))
+    first, second, *others = (given["link"].bandwidths for _, given in fake.calls)
+    assert [first, second] == [Schedule.redrawn(seed, steps=7, every_s=3.0) for seed in (5, 6)]
+    assert others == [Schedule(1.0, (10.0,), (20.0,))] * 2 + [slow] * 2
     co_located = Row({}, linked=False)
     measuring.run_row(co_located, cell, RECORDS, tokens=8, seed=0, found={})
     assert fake.calls[-1][1]["link"] == Link()
@@ -278,9 +279,22 @@ def test_ratios_pair_prompts_over_seeds() -> None:
     ratio = measuring.over(outcomes(1.5), outcomes(1.0))
     assert tuple(ratio) == pytest.approx((1.5, 1.5, 1.5)) and ratio.verdict == "1.50 times"
     assert measuring.over(outcomes(1.0), outcomes(1.0)).verdict == "no difference"
+    once = measuring.over([Outcome({}, {0: {"tpt_ms": 20.0}})], [Outcome({}, {0: {"tpt_ms": 10.0}})])
+    assert once.mean == pytest.approx(2.0) and once.verdict == "2.00 times, measured once: no interval"
     one = [Outcome({}, {0: {"tpt_ms": value}}) for value in (10.0, 20.0)]
     other = [Outcome({}, {0: {"tpt_ms": value}}) for value in (10.0, 10.0)]
     assert measuring.over(one, other).verdict == "no difference"
+
+
+def test_the_luck_of_a_seed_is_in_the_interval() -> None:
+    """What seeds bring moves all prompts together, so more prompts do not make it surer."""
+    found = []
+    for prompts in (4, 40):
+        above = [Outcome({}, {p: {"tpt_ms": 10.0 * factor} for p in range(prompts)}) for factor in (0.9, 1.3, 1.2)]
+        below = [Outcome({}, {p: {"tpt_ms": 10.0} for p in range(prompts)}) for _ in range(3)]
+        found.append(measuring.over(above, below))
+    assert all(ratio.verdict == "no difference" for ratio in found)
+    assert found[0] == pytest.approx(found[1])
 
 
 # -- what is printed, and options -------------------------------------------------------------------------------------

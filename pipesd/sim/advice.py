@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 from pipesd.config import EdgeConfig
+from pipesd.policy.search_space import Setting
 from pipesd.policy.strategy import make_strategy
-from pipesd.policy.tuner import Tuner
 from pipesd.policy.tuning import point_of, settings_of, space_of
+from pipesd.sim.intervals import RESAMPLED, bounds
 from pipesd.sim.link_model import Link
+from pipesd.sim.search import fastest
 from pipesd.sim.simulate import simulate
 from pipesd.sim.trace import Record
 
@@ -27,9 +28,6 @@ MOST_RTT_S = 1.0  # no further round trip is looked at
 LEAST_RTT_S = 2e-3  # the first one above 0
 RUNGS = 5  # steps from there to the most, at each of which strategies are tuned
 CLOSE = 0.03  # a crossing is known to this share of itself
-RESAMPLED = 2000
-# The 97.5 % point of Student's t for 1, 2, … degrees of freedom.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
 Settings = Mapping[str, Any]  # fields of EdgeConfig
 
@@ -201,23 +199,17 @@ def tuned(row: Settings, tpt_s: Callable[[Settings], float], samples: int, seed:
     space = space_of(strategy)
     if not space or not settings_of(strategy, point_of(strategy)).keys().isdisjoint(row):
         return dict(row)
-    tried: list[tuple[float, Settings]] = []
-
-    def measure(point: Mapping[str, Any]) -> float:
-        settings = {**row, **settings_of(strategy, point)}
-        tried.append((tpt_s(settings), settings))
-        return tried[-1][0]
-
-    only = next(iter(space.values()))
+    name, only = next(iter(space.items()))
     if len(space) == 1 and only.integer:
-        for value in range(math.ceil(only.low), math.floor(only.high) + 1):
-            measure({next(iter(space)): value})
+        points: list[Setting] = [{name: value} for value in range(math.ceil(only.low), math.floor(only.high) + 1)]
     else:
-        tuner = Tuner(space, seed=seed, samples=samples, first=point_of(strategy), least=0.0)
-        while not tuner.done:
-            point = tuner.ask()
-            tuner.tell(point, measure(point))
-    return min(tried, key=lambda each: each[0])[1]
+        points = []
+
+    def cost(point: Setting) -> float:
+        return tpt_s({**row, **settings_of(strategy, point)})
+
+    best = min(points, key=cost) if points else fastest(space, point_of(strategy), samples, seed, cost).setting
+    return {**row, **settings_of(strategy, best)}
 
 
 def break_even_rtt_s(acceptance: float, draft_length: int, alone_s: float, gamma_s: float) -> float:
@@ -238,9 +230,8 @@ def pooled_s(each: Sequence[tuple[int, float]]) -> float:
 def interval(
     each: Sequence[tuple[int, float]], others: Sequence[tuple[int, float]] | None = None
 ) -> tuple[float, float]:
-    """95 % of the s per token over prompts like these, or of its ratio to that of `others` behind the same prompts: a
-    percentile bootstrap over the prompts, widened for few of them as Student's interval is against the normal one
-    (Hesterberg 2015, "What teachers should know about the bootstrap"). nan for a single prompt."""
+    """95 % of the s per token over prompts like these, or of its ratio to that of `others` behind the same prompts, by
+    resampling the prompts (`intervals`). nan for a single prompt."""
     import numpy as np
 
     count = len(each)
@@ -252,10 +243,7 @@ def interval(
         tokens, times_s = np.asarray(values, float).T
         return times_s[drawn].sum(axis=1) / tokens[drawn].sum(axis=1)
 
-    found = resampled(each) if others is None else resampled(each) / resampled(others)
-    outside = NormalDist().cdf(-math.sqrt(count / (count - 1)) * STUDENT[min(count - 1, len(STUDENT)) - 1])
-    low, high = np.quantile(found, (outside, 1 - outside))
-    return float(low), float(high)
+    return bounds(resampled(each) if others is None else resampled(each) / resampled(others), count - 1)
 
 
 def _rungs(near_s: float, above: bool, most_s: float) -> list[float]:
