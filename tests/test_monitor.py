@@ -228,6 +228,35 @@ def test_a_precise_round_trip_weighs_more_than_one_with_lag() -> None:
     assert sorted(errors)[10] < 0.2 * MS  # the mean of all would be off by 0.6 ms and more
 
 
+def beat(monitor: Monitor, link: Link, count: int, step_s: float = 0.036) -> None:
+    """Round trips that are read at a steady beat: each size always too late by as much."""
+    for place in range(count):
+        tokens = 1 + place % 3
+        took = 2 * link.alpha + link.beta * tokens + CLOUD_S
+        monitor.round_trip(tokens, math.ceil(took / step_s) * step_s, CLOUD_S, step_s)
+
+
+def test_a_few_precise_round_trips_tell_more_than_many_that_are_read_at_a_steady_beat() -> None:
+    monitor, link = Monitor(), Link(0.026, 0.0, jitter=1e-6)
+    beat(monitor, link, 40)
+    for _ in range(3):
+        link.trip(monitor, Random(1), 1)
+    beat(monitor, link, 40)
+    assert monitor.snapshot().alpha_s == pytest.approx(0.026, rel=0.01)
+
+
+def test_a_steady_beat_makes_no_slope() -> None:
+    """One to three tokens read at 144 and 180 ms are no 18 ms a token."""
+    link = Link(0.025, 0.029, 0.025, jitter=1e-6)
+    monitor, _ = known(link, count=0)
+    before = number(monitor.snapshot().beta_s)
+    beat(monitor, link, 100)
+    assert monitor.snapshot().beta_s == before == pytest.approx(link.beta, rel=0.01)
+    unknown = Monitor()
+    beat(unknown, link, 100)
+    assert unknown.snapshot().beta_s is None
+
+
 def test_a_lag_longer_than_the_round_trip_takes_nothing_below_zero() -> None:
     monitor = Monitor()
     for _ in range(10):

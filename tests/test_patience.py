@@ -169,3 +169,23 @@ def test_what_has_crossed_is_answered_soon_or_asked_again() -> None:
     assert patience.wait_s(now_s) == pytest.approx(base_s)
     patience.crossed(now_s + 0.1)
     assert patience.wait_s(now_s + 0.1) == pytest.approx(base_s - 0.1), "once more puts nothing off"
+
+
+def test_a_deadline_counts_from_when_the_link_has_taken_what_was_said() -> None:
+    patience = Patience(1000.0)
+    patience.start(0.0, 0.0)
+    patience.taken(2.0)
+    assert asked(patience, 0.0, 6.0) == [2.5, 3.5, 5.5]
+    patience.heard(6.0, own=True)
+    patience.taken(2.0)  # long ago
+    assert asked(patience, 6.0, 7.5) == [6.5, 7.5]
+
+
+def test_a_link_that_is_thought_to_be_busy_for_ever_hides_no_loss() -> None:
+    patience = Patience(12.0)
+    patience.start(0.0, 0.0)
+    times = []
+    for look in range(16 * 11):
+        patience.taken(look / 16 + 100.0)
+        times += [look / 16] * patience.due(look / 16)
+    assert times == [12.0 / 3 + 0.5, 12.0 / 3 + 0.5 + 1.0, 12.0 / 3 + 0.5 + 1.0 + 2.0]

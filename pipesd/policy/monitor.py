@@ -22,6 +22,7 @@ REMEMBERED_TRAINS = 4
 LONGEST_S = 60.0  # what took longer was a clock that stepped, a machine that slept, or an outage
 WARM_UP = 3  # round trips: the first ones on a connection can be 50 times as long
 PROBED_SIZES = 8  # distinct sizes that a line should go through (PipeSD, appendix D)
+VAGUE = 0.2  # share of a slope that answers left unread may have made, for it to count
 SURE = 1.5  # times the half-width of its interval: what β must be to count as above 0, 3 standard deviations
 REFIT = 25  # round trips between two fits of the line
 FRESH_TOKENS = 2000  # drafted without a round trip, after which what is known of the link is old
@@ -208,7 +209,10 @@ class Monitor:
         trips_fit = None
         if self._link and (self._beta_s or len({tokens for tokens, _, _ in self._trips}) >= FEWEST_SIZES):
             trips_fit = fit_line(*zip(*self._trips, strict=True))  # of fewer it only says that a β is no larger
-        fits = [fit for fit in (self._steps_fit, trips_fit) if fit is not None and fit.spread_enough]
+        vague_s = self._vague_s()
+        fits = [self._steps_fit] if self._steps_fit is not None and self._steps_fit.spread_enough else []
+        if trips_fit is not None and trips_fit.spread_enough and vague_s <= VAGUE * trips_fit.slope_s:
+            fits.append(trips_fit)
         if fits:
             fit = min(fits, key=_uncertainty_s)
             agrees = self._beta_s is not None and fit.slope_low_s <= self._beta_s <= fit.slope_high_s
@@ -218,12 +222,21 @@ class Monitor:
                 self._beta_s = fit.slope_s if sure else 0.0
                 self._beta_uncertainty_s = _uncertainty_s(fit)
         elif self._beta_s is not None and trips_fit is not None:
-            self._beta_s = min(self._beta_s, trips_fit.slope_high_s)
+            self._beta_s = min(self._beta_s, trips_fit.slope_high_s + vague_s)
         beta_s = self._beta_s or 0.0
         if self._link:
             self._link.replace((value - beta_s * tokens, half) for tokens, value, half in self._trips)
         if self._trains:
             self._gap_s = median(_gap([step_s - beta_s * tokens for tokens, step_s in train]) for train in self._trains)
+
+    def _vague_s(self) -> float:
+        """How far a slope through the round trips may be off as answers lay unread: by all of that between the least
+        and the largest, as at a steady beat of drafting each size is always read too late by as much."""
+        halves = sorted(half for _, _, half in self._trips)
+        if not halves or not halves[len(halves) // 2]:
+            return 0.0
+        sizes = [tokens for tokens, _, _ in self._trips]
+        return 2 * halves[len(halves) // 2] / max(max(sizes) - min(sizes), 1)
 
     def _forget(self, kept: int) -> None:
         """The link is another: only the last round trips tell of it. β and gap stay the last known."""
