@@ -2,8 +2,8 @@
 
 PipeSD's table 7, scenario 1, code: verifications per token, draft tokens per verification, accepted of those verified,
 in both payload regimes, with tuned rows and with the paper's own settings (-paper). The trace table7 is made up so that
-`hsl-paper` has the paper's figures; what the other rows do on it is then an answer and not an assumption. The last line
-is one JSON object.
+`hsl-paper` has the paper's figures. What the other rows do on it is measured; it hangs on how sure of themselves wrong
+guesses are, which the paper does not say and was chosen. The last line is one JSON object.
 """
 
 from __future__ import annotations
