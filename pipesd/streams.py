@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import IO
+from typing import IO, TextIO
 
 from pipesd.errors import Cancelled, UsageError
 
 _ESCAPED = "backslashreplace"
+_results: TextIO | None = None  # stdout, while `Aside` leads what is printed elsewhere
 
 
 class OutputClosed(Cancelled):
@@ -32,11 +33,12 @@ def prepare() -> None:
 
 def show(text: str) -> None:
     """Write to stdout, at once. Raises OutputClosed if nobody reads it any more, UsageError if it cannot be written."""
+    out = _results or sys.stdout
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        out.write(text)
+        out.flush()
     except OSError as error:
-        _give_up(sys.stdout)
+        _give_up(out)
         if isinstance(error, BrokenPipeError):
             raise OutputClosed("nobody reads the output any more") from None
         raise UsageError(f"the output cannot be written: {error.strerror or error}; write it elsewhere") from error
@@ -53,7 +55,25 @@ def tell(line: str) -> None:
 
 def utf8_output() -> bool:
     """Whether stdout takes every character as it is."""
-    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    out = _results or sys.stdout
+    return (out.encoding or "").lower().replace("-", "") == "utf8"
+
+
+class Aside:
+    """In here what is printed goes to stderr. Stdout is for results, which `show` writes to it all the same."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        global _results
+        self._before = sys.stdout
+        if self._before is not sys.stderr:
+            _results, sys.stdout = self._before, sys.stderr
+
+    def __exit__(self, *_: object) -> None:
+        global _results
+        if self._before is not sys.stderr:  # else another one around this, or in another thread, puts it back
+            _results, sys.stdout = None, self._before
 
 
 def _nowhere(number: int) -> IO[str]:

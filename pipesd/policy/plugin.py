@@ -6,6 +6,7 @@ The file is Python and is executed, with all that its user may do: only one that
 from __future__ import annotations
 
 import hashlib
+import keyword
 import os
 import re
 import sys
@@ -20,21 +21,33 @@ from pipesd.policy.search_space import Parameter, SearchSpace
 from pipesd.policy.strategy import PLANNED, PRESETS
 from pipesd.policy.token_batches import AtTrigger, Batching, TokenBatchPlan
 from pipesd.policy.trigger import Costs, Trigger
-from pipesd.policy.watched import PolicyFailed, Watch, WatchedBatching, WatchedTrigger, line_in, place
+from pipesd.policy.watched import (
+    BATCHING,
+    TRIGGER,
+    Methods,
+    PolicyFailed,
+    Watch,
+    WatchedBatching,
+    WatchedTrigger,
+    line_in,
+    one_line,
+    place,
+    told,
+)
+from pipesd.streams import Aside
 
 __all__ = ["BaseBatching", "BaseTrigger", "Costs", "Parameter", "Policy", "PolicyFailed", "load_policy"]
 
 MODES = ("nav", "eager")
 LARGEST_BYTES = 1 << 20  # of a file
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
-_TRIGGER = ("observe", "asked", "reset", "decided", "adopt")
-_BATCHING = ("drafted", "idle", "flush", "taken", "reset", "adopt")
+_loaded: dict[tuple[str, str], Policy] = {}  # by file and digest
 
 
 class BaseTrigger:
     """What a trigger needs beside `observe`: its parameters as attributes, and `reset` whenever a new draft begins."""
 
-    def __init__(self, **parameters: float) -> None:
+    def __init__(self, /, **parameters: float) -> None:
         for name, value in parameters.items():
             setattr(self, name, value)
         self.reset()
@@ -164,22 +177,21 @@ class Policy:
         """Its trigger with these values, watched. Raises PolicyFailed where it cannot be made, or is none."""
         watch = Watch(self.name, self.file)
         trigger = watch.call(self.trigger, **values)
-        _has(self, trigger, "trigger", _TRIGGER)
+        methods = _methods(self, watch, trigger, "trigger", TRIGGER)
         for name in values:
-            if not hasattr(trigger, name):
+            if not watch.call(hasattr, trigger, name):
                 raise PolicyFailed(
                     f"{self._place}: its trigger has no attribute {name!r}: keep each parameter under its name, where "
                     "it is set when another value is tried"
                 )
-        return WatchedTrigger(trigger, watch, values)
+        return WatchedTrigger(trigger, methods, watch, values)
 
     def make_batching(self, plan: TokenBatchPlan) -> WatchedBatching:
         """Its own token batching, watched; `plan` is what the planner starts with. Raises PolicyFailed."""
         assert callable(self.batching)
         watch = Watch(self.name, self.file)
         batching = watch.call(self.batching)
-        _has(self, batching, "batching", _BATCHING)
-        watched = WatchedBatching(batching, watch)
+        watched = WatchedBatching(_methods(self, watch, batching, "batching", BATCHING), watch)
         watched.adopt(plan)
         return watched
 
@@ -189,7 +201,8 @@ class Policy:
 
 
 def load_policy(path: str) -> Policy:
-    """Execute the Python file at `path` and give its `POLICY`, after its parts were made once.
+    """Execute the Python file at `path` and give its `POLICY`, after its parts were made once. What was executed before
+    in this process, and has not changed, is not executed again.
 
     Raises UsageError, in one line, for a file that cannot be read or is no Python, for what it raises, and for a policy
     that is none.
@@ -199,26 +212,37 @@ def load_policy(path: str) -> Policy:
         with open(file, "rb") as opened:
             source = opened.read(LARGEST_BYTES + 1)
     except (OSError, ValueError) as error:
-        raise UsageError(f"policy {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise UsageError(f"{place('', path, None)}: {getattr(error, 'strerror', None) or error}") from error
     if len(source) > LARGEST_BYTES:
-        raise UsageError(f"policy {path}: more than {LARGEST_BYTES} bytes: this is no policy")
+        raise UsageError(f"{place('', path, None)}: more than {LARGEST_BYTES} bytes: this is no policy")
     digest = hashlib.sha256(source).hexdigest()
+    key = os.path.abspath(file), digest
+    if key not in _loaded:
+        _loaded[key] = _executed(source, path, file, digest)
+    return _loaded[key]
+
+
+def _executed(source: bytes, path: str, file: str, digest: str) -> Policy:
     module = ModuleType(f"pipesd_policy_{digest[:16]}", "")
     module.__file__ = file
     sys.modules[module.__name__] = module  # where dataclasses of the file look for it
     try:
-        exec(compile(source, file, "exec"), module.__dict__)
+        with Aside():
+            exec(compile(source, file, "exec"), module.__dict__)
+            policy = module.__dict__.get("POLICY")
+            if isinstance(policy, Policy):
+                policy = replace(policy, file=file, digest=digest)
+    except KeyboardInterrupt:
+        raise
     except SyntaxError as error:
         line = error.lineno if error.filename == file else line_in(file, error.__traceback__)
-        raise UsageError(f"{place('', path, line)}: {error.msg}") from error
-    except (Exception, SystemExit) as error:
-        what = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+        raise UsageError(f"{place('', path, line)}: {one_line(str(error.msg))}") from error
+    except BaseException as error:  # the user's code, see `watched`
+        what = one_line(str(error)) if isinstance(error, UsageError) else told(error)
         raise UsageError(f"{place('', path, line_in(file, error.__traceback__))}: {what}") from error
-    policy = getattr(module, "POLICY", None)
     if not isinstance(policy, Policy):
-        got = "nothing is called POLICY" if policy is None else f"POLICY is a {type(policy).__name__}"
-        raise UsageError(f"policy {path}: {got}, wanted POLICY = Policy(name=…, trigger=…)")
-    policy = replace(policy, file=file, digest=digest)
+        got = "nothing is called POLICY" if policy is None else f"POLICY is a {one_line(type(policy).__name__)}"
+        raise UsageError(f"{place('', path, None)}: {got}, wanted POLICY = Policy(name=…, trigger=…)")
     policy.make_trigger(policy.first)
     if callable(policy.batching):
         policy.make_batching(TokenBatchPlan((1,), 0.0, 0.0, 0.0, 0.0, 0.0))
@@ -229,9 +253,9 @@ def _checked_parameters(parameters: Any) -> dict[str, Parameter]:
     if not isinstance(parameters, Mapping):
         raise UsageError(f"parameters: got {parameters!r}, wanted each one's bounds by its name")
     for name in parameters:
-        if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
             raise UsageError(f"parameters: got the name {name!r}, wanted one that an attribute may have")
-        if name in (*_TRIGGER, "policy"):
+        if name in (*TRIGGER, "policy", "self"):
             raise UsageError(f"parameters: {name!r} means something else: choose another name")
     try:
         return SearchSpace(parameters).parameters if parameters else {}
@@ -244,10 +268,11 @@ def _one_of(name: str, value: Any, choices: Sequence[str], more: str = "") -> No
         raise UsageError(f"{name}: got {value!r}, wanted one of {', '.join(choices)}{more}")
 
 
-def _has(policy: Policy, made: Any, what: str, methods: Sequence[str]) -> None:
-    missing = [name for name in methods if not callable(getattr(made, name, None))]
-    if missing:
+def _methods(policy: Policy, watch: Watch, made: Any, what: str, names: Sequence[str]) -> Methods:
+    """All of these. Raises PolicyFailed where it lacks one."""
+    methods = watch.methods(made, names)
+    if missing := [name for name in names if name not in methods]:
         base = f"Base{what.capitalize()}"
-        raise PolicyFailed(
-            f"{policy._place}: its {what} is a {type(made).__name__} without {', '.join(missing)}: make it a {base}"
-        )
+        kind = one_line(type(made).__name__)
+        raise PolicyFailed(f"{policy._place}: its {what} is a {kind} without {', '.join(missing)}: make it a {base}")
+    return methods
