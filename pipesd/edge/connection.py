@@ -118,9 +118,10 @@ class Connection:
         payload = encode(message)
         now_s = self._clock.now()
         sent = self._socket.send(payload)
-        if isinstance(message, Open | Draft):
+        opens = isinstance(message, Open)
+        if opens or isinstance(message, Draft):
             self.crossed, self._behind = False, self._number
-        if isinstance(message, Open):
+        if opens:
             if self._round_trips is not None:
                 self._round_trips.restart()
         elif sent and self._round_trips is not None:

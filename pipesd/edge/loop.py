@@ -26,10 +26,10 @@ from pipesd.errors import DrafterFailed
 from pipesd.metrics import EventLog
 from pipesd.policy.accept import ToldLaw
 from pipesd.policy.sampling import Sampling
-from pipesd.policy.sending import Step
+from pipesd.policy.sending import ASK, SEND
 from pipesd.policy.strategy import Strategy
 from pipesd.protocol import actions as act
-from pipesd.protocol.edge_machine import EdgeMachine, State
+from pipesd.protocol.edge_machine import RUN, WAITING, EdgeMachine
 from pipesd.protocol.messages import MAJOR, Draft, Error, Message, Open, Opened, Probed, ProbeStatus, Verdict, Welcome
 from pipesd.protocol.vocabulary import new_session
 
@@ -64,7 +64,9 @@ class Loop:
         are those of the draft model's file, `welcome` what the cloud said of the target."""
         with closing(self.turns(run, ids, end_ids, welcome)) as turns:
             for _ in turns:
-                yield from run.ready()
+                if run.pieces:
+                    yield from run.ready()
+                    self._line.adopt()  # one thread after the other may advance the iterator
             yield from run.ready()
 
     def turns(
@@ -83,13 +85,13 @@ class Loop:
             while machine.running:
                 wait_s = self._wait_s()
                 yield wait_s
-                connection.adopt()  # one thread after the other may advance the iterator
                 if run.cancelled.is_set():
                     self._perform(run, machine.cancel())
                     break
                 self._listen(run, self._wait_s() if wait_s else 0.0)  # some of it may be over
                 self._ask_again(run)
-                self._choose_way(run)
+                if self._strategy.guarded:
+                    self._choose_way(run)
                 if machine.may_draft:
                     self._draft(run)
                 self._send(run)
@@ -146,13 +148,16 @@ class Loop:
 
     def _listen(self, run: Run, wait_s: float) -> None:
         """Take every message that is there; wait for the first."""
-        waited_from_s = self._clock.now()
-        message = self._line.receive(wait_s)
+        line = self._line
         if wait_s > 0:
+            waited_from_s = self._clock.now()
+            message = line.receive(wait_s)
             run.meter.wait_s += self._clock.now() - waited_from_s
+        else:
+            message = line.receive(0.0)
         while message is not None:
             self._take(run, message)
-            message = self._line.receive(0.0) if self.machine.running else None
+            message = line.receive(0.0) if self.machine.running else None
 
     def _take(self, run: Run, message: Message) -> None:
         machine, now_s = self.machine, self._clock.now()
@@ -166,7 +171,7 @@ class Loop:
             elif message.status is ProbeStatus.UNKNOWN_SESSION and self._line.crossed and not self._patience.put_off:
                 self._perform(run, machine.reopen())
             return
-        if own and isinstance(message, Opened | Verdict):
+        if own and isinstance(message, (Verdict, Opened)):
             run.opened(now_s, cloud=True)
         if own and isinstance(message, Opened):
             self._patience.start(now_s, self._line.rtt_s, message.pass_ms / 1000)
@@ -176,12 +181,15 @@ class Loop:
         """What is due: a try that the cloud put off, or a deadline. What may still be crossing is not repeated: on a
         thin link a second copy would only delay the first."""
         machine, now_s = self.machine, self._clock.now()
-        self._patience.check(now_s)
         if self.steering is not None:
             self._patience.taken(self.steering.round_trips.link_free_s)
+        awaits = machine.awaits
+        if awaits and self._patience.quiet(now_s):
+            return
+        self._patience.check(now_s)
         if self._patience.retry_due(now_s):
             self._perform(run, machine.reopen())
-        elif machine.state is State.RUN and not machine.awaits:
+        elif machine.state is RUN and not awaits:
             self._patience.rest(now_s)
         elif self._patience.due(now_s, self._line.explain):
             self._events.record("deadline")
@@ -211,17 +219,17 @@ class Loop:
     def _send(self, run: Run) -> None:
         """Give the link what is due of the draft, and ask for verification where the trigger or necessity says so."""
         machine, steering = self.machine, self.steering
-        if steering is None or machine.state is State.WAITING or machine.redrawing:
+        if steering is None or machine.state is WAITING or machine.redrawing:
             return
-        step = Step.ASK
-        while step is Step.ASK:  # behind one draft to verify there may be the next
+        step = ASK
+        while step is ASK:  # behind one draft to verify there may be the next
             awaiting, must_ask = machine.nav is not None, machine.must_ask
             step, upto = steering.step(
                 self._clock.now(), machine.sent, machine.end, awaiting=awaiting, must_ask=must_ask
             )
-            if step is Step.SEND:
+            if step is SEND:
                 self._perform(run, machine.send())
-            elif step is Step.ASK:
+            elif step is ASK:
                 self._perform(run, machine.ask(upto))
                 steering.asked(self._clock.now(), upto)
                 if not machine.nav_said:  # the link takes nothing now
@@ -253,7 +261,7 @@ class Loop:
         machine = self.machine
         done = run.drafter_failed or machine.stopping
         settled = not machine.running or done or machine.drafts == self.drafting
-        if not self._strategy.guarded or settled:
+        if settled:
             return
         if machine.drafts:
             self._events.record("without_drafts", why=NO_GAIN)
@@ -266,52 +274,67 @@ class Loop:
     def _perform(self, run: Run | None, actions: Sequence[act.Action]) -> None:
         """Do what the machine says, in order."""
         for action in actions:
-            match action:
-                case act.Send(message):
-                    if self.steering is not None and isinstance(message, Open) and self.machine.tally.openings > 1:
-                        self.steering.disturbed()
-                    if not self._line.send(message):
-                        self.machine.not_sent(message)
-                    elif self.steering is not None and isinstance(message, Draft):
-                        everything = self.machine.sent >= self.machine.end
-                        self.steering.sent(len(message.ids), self._clock.now(), everything=everything)
-                case act.Rollback(pos):
-                    if self.drafter is not None:
-                        self.drafter.rollback(min(pos, len(self.drafter)))
-                    if run is not None and run.proposals is not None:
-                        run.proposals.forget(pos)
-                    self._events.record("rollback", pos=pos)
-                    if self.steering is not None:
-                        self.steering.dropped()
-                case act.Extend(ids) if self.drafter is not None and self._strategy.drafts:
-                    self.drafter.extend(ids)
-                case act.Committed(pos, ids, accepted, _, logprobs) if run is not None:
-                    self._events.record("committed", pos=pos, ids=ids, accepted=accepted)
-                    self._patience.moved(self._clock.now())
-                    if run.proposals is not None:
-                        run.proposals.settle(pos + len(ids))
-                    origins: list[Origin] = ["accepted" if own else "target" for own in accepted]
-                    run.commit(ids, origins, self._clock.now(), logprobs)
-                    if self._strategy.guarded and not self.machine.drafts and not run.drafter_failed:
-                        run.meter.alone_tokens += len(ids)
-                    if self.steering is not None:
-                        drafts = self.machine.drafts
-                        self.steering.committed(action, self._clock.now(), run.meter.opened_s, drafts=drafts)
-                    if run.stream.stopped:
-                        self._perform(run, self.machine.cancel("stop"))
-                    elif self.steering is not None and (size := self.steering.probe_due(self._clock.now())):
-                        self._line.probe(self.machine.session, size)
-                case act.Redraw(pos, refused) if run is not None and self.machine.redrawing:  # no stop text came before
-                    self._redraw(run, pos, refused)
-                case act.Retry(after_s, code, text):
-                    self._patience.retry(self._clock.now(), after_s, refusal(code, text))
-                    self._events.record("retry", code=code.name, after_s=after_s)
-                case act.Fail(code, text):
-                    raise refusal(code, text)
-                case act.Done(reason) if run is not None:
-                    run.reason = "stop" if run.stream.stopped else reason
+            if isinstance(action, act.Send):
+                self._say(action.message)
+            elif isinstance(action, act.Committed):
+                if run is not None:
+                    self._commit(run, action)
+            elif isinstance(action, act.Rollback):
+                self._roll_back(run, action.pos)
+            elif isinstance(action, act.Extend):
+                if self.drafter is not None and self._strategy.drafts:
+                    self.drafter.extend(action.ids)
+            elif isinstance(action, act.Redraw):
+                if run is not None and self.machine.redrawing:  # no stop text came before
+                    self._redraw(run, action.pos, action.refused)
+            elif isinstance(action, act.Retry):
+                self._patience.retry(self._clock.now(), action.after_s, refusal(action.code, action.text))
+                self._events.record("retry", code=action.code.name, after_s=action.after_s)
+            elif isinstance(action, act.Fail):
+                raise refusal(action.code, action.text)
+            elif isinstance(action, act.Done) and run is not None:
+                run.reason = "stop" if run.stream.stopped else action.reason
         if self.steering is not None:
             self.steering.settled()
+
+    def _say(self, message: Message) -> None:
+        steering = self.steering
+        if steering is not None and isinstance(message, Open) and self.machine.tally.openings > 1:
+            steering.disturbed()
+        if not self._line.send(message):
+            self.machine.not_sent(message)
+        elif steering is not None and isinstance(message, Draft):
+            everything = self.machine.sent >= self.machine.end
+            steering.sent(len(message.ids), self._clock.now(), everything=everything)
+
+    def _roll_back(self, run: Run | None, pos: int) -> None:
+        if self.drafter is not None:
+            self.drafter.rollback(min(pos, len(self.drafter)))
+        if run is not None and run.proposals is not None:
+            run.proposals.forget(pos)
+        self._events.record("rollback", pos=pos)
+        if self.steering is not None:
+            self.steering.dropped()
+
+    def _commit(self, run: Run, committed: act.Committed) -> None:
+        """Ids are committed: the text, the counts and the policies learn of it."""
+        pos, ids, accepted, now_s = committed.pos, committed.ids, committed.accepted, self._clock.now()
+        if self._events.wanted:
+            self._events.record("committed", pos=pos, ids=ids, accepted=accepted)
+        self._patience.moved(now_s)
+        if run.proposals is not None:
+            run.proposals.settle(pos + len(ids))
+        origins: list[Origin] = ["accepted" if own else "target" for own in accepted]
+        run.commit(ids, origins, now_s, committed.logprobs)
+        steering, drafts = self.steering, self.machine.drafts
+        if self._strategy.guarded and not drafts and not run.drafter_failed:
+            run.meter.alone_tokens += len(ids)
+        if steering is not None:
+            steering.committed(committed, self._clock.now(), run.meter.opened_s, drafts=drafts)
+        if run.stream.stopped:
+            self._perform(run, self.machine.cancel("stop"))
+        elif steering is not None and (size := steering.probe_due(self._clock.now())):
+            self._line.probe(self.machine.session, size)
 
     @property
     def _line(self) -> Connection:

@@ -73,6 +73,11 @@ class Patience:
         """A generation began, or something new was committed."""
         self._moved_s = now_s
 
+    def quiet(self, now_s: float) -> bool:
+        """Whether `check`, `retry_due` and `due` have nothing to say now: one question in place of three, at every
+        draft token."""
+        return self._retry is None and now_s < self._next_s and now_s - self._moved_s <= self.stall_s
+
     def check(self, now_s: float) -> None:
         """Raises Unreachable when nothing new has come for `stall_s`, whatever else the cloud says."""
         if now_s - self._moved_s > self.stall_s:
