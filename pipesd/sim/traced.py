@@ -63,19 +63,23 @@ class TraceDrafter:
 
     def draft(self, sampler: Chooser | None = None) -> Drawn:
         """The guess that was recorded here."""
-        guess = self._guess()
-        if self._wrong is None and not (self._length < len(self._text) and guess.id == self._text[self._length]):
-            self._wrong = self._length
+        record, place = self._record, self._length - self._begin
+        if self._wrong is None and place < len(record.output):
+            guess = record.guesses[place]
+            if guess.id != record.output[place]:
+                self._wrong = self._length
+        else:
+            guess = self._behind(place)
         self._length += 1
         self._clock.sleep(self.gamma_s)
         return Drawn(guess.id, guess.p_draft, guess.entropy, guess.margin)
 
-    def _guess(self) -> Guess:
-        record, place = self._record, self._length - self._begin
-        last = len(record.output) - 1
-        at = min(place, last) if self._wrong is None else min(self._wrong - self._begin, last)
-        if place == at:
-            return record.guesses[place]
+    def _behind(self, place: int) -> Guess:
+        """What is guessed at that place of the output, behind a wrong guess or the output's end."""
+        record = self._record
+        if self._wrong is None:
+            self._wrong = self._length
+        at = min(self._wrong - self._begin, len(record.output) - 1)
         behind = record.behind.get(at, ())
         depth = place - at - 1
         return behind[min(depth, len(behind) - 1)] if behind else record.guesses[at]
