@@ -11,7 +11,7 @@ from pipesd.clock import Clock
 from pipesd.config import GenerateConfig
 from pipesd.core import Drawn, FinishReason, Logprobs, Origin, Piece
 from pipesd.edge.models import Drafter, Tokeniser
-from pipesd.edge.text import TextStream
+from pipesd.edge.text import Stream, TextStream
 from pipesd.errors import UsageError
 from pipesd.metrics import Meter, Tally
 from pipesd.policy.residual import Proposals
@@ -64,7 +64,7 @@ class Run:
     most probable one is taken without. Where draft tokens are tested it is `proposals`.
     """
 
-    stream: TextStream
+    stream: Stream
 
     def __init__(self, config: GenerateConfig, strategy: Strategy, seed: int, now_s: float, *, answer: bool) -> None:
         self.config = config
@@ -93,13 +93,18 @@ class Run:
 
     def begin(self, tokeniser: Tokeniser, *, drafts: bool) -> None:
         """Make the text's stream; without drafts there is nothing to prefill here."""
-        self.prefilled = not drafts
-        self.stream = TextStream(
+        text = TextStream(
             tokeniser.vocabulary,
             self.config.stop,
             hidden=tokeniser.hidden_ids,
             strip_space=self.answer and tokeniser.add_space_prefix,
         )
+        self.begin_into(text, drafts=drafts)
+
+    def begin_into(self, stream: Stream, *, drafts: bool) -> None:
+        """The same with a stream that is there."""
+        self.prefilled = not drafts
+        self.stream = stream
 
     @property
     def kept(self) -> tuple[int, ...]:

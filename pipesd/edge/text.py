@@ -9,8 +9,22 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Container, Sequence
+from typing import Protocol
 
 from pipesd.core import Vocabulary
+
+
+class Stream(Protocol):
+    """What a run gives its committed ids to: `TextStream`, or what stands in for it where nobody reads the text."""
+
+    stopped: bool
+
+    @property
+    def kept_ids(self) -> int: ...
+
+    def push(self, ids: Sequence[int]) -> str: ...
+
+    def finish(self) -> str: ...
 
 
 class TextStream:

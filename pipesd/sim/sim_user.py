@@ -94,6 +94,22 @@ class SimLink:
         """Nothing is held."""
 
 
+class IdStream:
+    """In place of a text: counts ids and shows nothing, as nobody reads what a simulated run says."""
+
+    stopped = False
+
+    def __init__(self) -> None:
+        self.kept_ids = 0
+
+    def push(self, ids: Sequence[int]) -> str:
+        self.kept_ids += len(ids)
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
 class User:
     """One session: its loop is resumed whenever a message is there or its waiting is over."""
 
@@ -168,7 +184,7 @@ class User:
         for number, record in records:
             config = GenerateConfig(max_tokens=_tokens(record, max_tokens))
             run = Run(config, self._strategy, record.seed or 0, self.clock.now(), answer=False)
-            run.begin(self._tokeniser, drafts=self._loop.drafting)
+            run.begin_into(IdStream(), drafts=self._loop.drafting)
             self._drafter.read(record)
             end_ids = frozenset(record.output[-1:] if record.finish == "stop" else ())
             if self._welcome is None:
