@@ -5,6 +5,7 @@ A small link is simulated by hand: messages occupy it one after the other, verdi
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,3 +192,15 @@ def test_a_link_is_known_although_it_is_drafted_ahead(name: str, rule: str) -> N
     assert told["alpha_ms"] == pytest.approx(26.0, rel=0.08)  # half of the jitter is in it
     beta_ms = 1e3 * link.up_bytes_per_draft_token / link.up_bytes_per_s
     assert (told["beta_ms"] or 0.0) == pytest.approx(beta_ms, rel=0.05, abs=0.1)
+
+
+@pytest.mark.parametrize("strategy", ["pipesd", "vanilla"])
+def test_a_draft_that_is_still_going_into_the_link_is_no_silence(strategy: str, tmp_path: Path) -> None:
+    """Eleven tokens take 1.3 s and more of it; nothing is asked meanwhile that would come in the way of the verdict."""
+    records = synthetic_trace(1, 40, acceptance=0.8, seed=4).records
+    trigger = {"trigger": "fixed", "tuning": "off"} if strategy == "pipesd" else {}
+    events = tmp_path / "events.jsonl"
+    settings = {"strategy": strategy, "draft_length": 11, "link_model": "hockney", "events": str(events), **trigger}
+    simulate(records, link=REGIMES["fat"], gamma_s=0.036, pass_s=PASS_S, settings=settings)
+    said = events.read_text()
+    assert '"nav":true' in said and '"deadline"' not in said and '"again":true' not in said
