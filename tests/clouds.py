@@ -123,11 +123,11 @@ def recorded(prompt: Sequence[int], output: Sequence[int]) -> RecordedText:
     return RecordedText([(prompt, output)], beyond=KeyedText(3))
 
 
-def wait_until(true: Callable[[], bool], what: str) -> float:
-    """Wait for at most `PATIENT_S`; how long it took."""
+def wait_until(true: Callable[[], bool], what: str, within_s: float = PATIENT_S) -> float:
+    """Wait for at most `within_s`; how long it took."""
     begun_s = time.monotonic()
     while not true():
-        assert time.monotonic() - begun_s < PATIENT_S, f"{what}: not within {PATIENT_S:g} s"
+        assert time.monotonic() - begun_s < within_s, f"{what}: not within {within_s:g} s"
         time.sleep(0.002)
     return time.monotonic() - begun_s
 

@@ -82,7 +82,7 @@ class Program:
         while data := os.read(stream.fileno(), 1 << 16):
             setattr(self, name, getattr(self, name) + data)
 
-    def says(self, text: str | bytes, *, on: str = "out") -> Self:
+    def says(self, text: str | bytes, *, on: str = "out", within_s: float = PATIENT_S) -> Self:
         """Wait until it has said that."""
         wanted = text.encode() if isinstance(text, str) else text
 
@@ -93,7 +93,7 @@ class Program:
             )
             return found
 
-        wait_until(said, f"{text!r} on std{on}")
+        wait_until(said, f"{text!r} on std{on}", within_s)
         return self
 
     def write(self, text: str) -> None:
@@ -155,13 +155,16 @@ class Program:
             self.process.wait(PATIENT_S)
 
 
-def run(side: str, *arguments: object, stdin: str | bytes = b"", debug: bool = False, **settings: Any) -> Ran:
+def run(
+    side: str, *arguments: object, stdin: str | bytes = b"", debug: bool = False, within_s: float = 3 * PATIENT_S,
+    **settings: Any,
+) -> Ran:  # fmt: skip
     """A program from its start to its end, with `stdin` piped in."""
     with tempfile.TemporaryFile() as file:
         file.write(stdin.encode() if isinstance(stdin, str) else stdin)
         file.seek(0)
         with Program(side, *arguments, stdin=file, **settings) as program:
-            return program.end(debug=debug)
+            return program.end(within_s, debug=debug)
 
 
 def edge(*arguments: object, **settings: Any) -> Ran:

@@ -16,7 +16,7 @@ pytest.importorskip("gguf", reason="the gguf package is not installed")
 
 from pipesd.edge.advise_report import NAMES
 from pipesd.sim.texts import KeyedText, RecordedText
-from tests.clouds import NOWHERE, Serving, serving
+from tests.clouds import NOWHERE, PATIENT_S, Serving, serving
 from tests.pairs import Make, maker
 from tests.programs import Program, Ran, edge
 
@@ -25,6 +25,7 @@ TOKENS = 32
 QUICK = ["--tokens", str(TOKENS), "--samples", "2", "--link-s", "1", *(w for p in PROMPTS for w in ("--prompt", p))]
 PASS_S, TOKEN_S = 0.03, 0.001
 EXACT = {"cloud", "vanilla", "hsl", "edgellm", "pipesd"}
+LOADING_S = 8 * PATIENT_S  # what a real pair may take, on a machine that is busy
 
 
 @pytest.fixture(scope="module")
@@ -181,9 +182,9 @@ def test_the_real_pair_is_advised_what_its_own_figures_say(demo_pair: tuple[Path
     """Consistency alone: a busy machine's figures are its own."""
     draft, target = demo_pair
     with Program("cloud", "serve", "--model", target, "--bind", "tcp://127.0.0.1:0") as cloud:
-        address = cloud.says("tcp://").out.decode().split()[-1]
+        address = cloud.says("tcp://", within_s=LOADING_S).out.decode().split()[-1]
         options = ["--tokens", "24", "--samples", "4", "--link-s", "1", "--json", "--quiet"]
-        ran = edge("advise", "--draft", draft, "--cloud", address, *options)
+        ran = edge("advise", "--draft", draft, "--cloud", address, *options, within_s=LOADING_S)
         assert ran.code == 0, ran.err
         found = report(ran)
         stats = {}
