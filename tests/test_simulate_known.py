@@ -13,7 +13,7 @@ from pipesd.errors import UsageError
 from pipesd.sim import link_model
 from pipesd.sim.link_model import SEGMENT_BYTES, Line, Link
 from pipesd.sim.schedule import Schedule
-from pipesd.sim.trace import Guess, Record
+from pipesd.sim.trace import Guess, Record, Trace
 
 GAMMA_S, PASS_S, TOKEN_S = 0.007, 0.05, 0.003
 
@@ -126,6 +126,23 @@ def test_a_text_that_ends_by_itself() -> None:
                   for r in [record_with(right)] for finish in ("length", "stop"))  # fmt: skip
     ran = simulate([ended], gamma_s=GAMMA_S, pass_s=PASS_S, settings={"strategy": "vanilla"})
     assert ran.ids == (cut.output,)
+
+
+def test_a_draft_ends_at_what_would_end_the_text() -> None:
+    """Drafts of up to 8; every wrong guess is id 7, or only another id than those that end a text."""
+    right = pattern(60, 2)
+    record = record_with(right)
+    trace = Trace("draft", "target", "", 512, (7,), (record,))
+    rounds = rounds_of(right, 8)
+    place, ending = 0, 0
+    for drafted, committed in rounds:
+        wrong = next((i + 1 for i in range(drafted) if not right[place + i]), drafted)
+        ending, place = ending + wrong, place + committed
+    run = {"gamma_s": GAMMA_S, "pass_s": PASS_S, "settings": {"strategy": "vanilla", "draft_length": 8}}
+    without = simulate([record], **run)
+    drafted = simulate(trace.records, **run).stats["drafted"]
+    assert (drafted, without.stats["drafted"]) == (ending, sum(drafted for drafted, _ in rounds))
+    assert ending < without.stats["drafted"] and simulate(trace.records, **run).ids == without.ids
 
 
 # -- lines ------------------------------------------------------------------------------------------------------------

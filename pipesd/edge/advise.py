@@ -192,7 +192,8 @@ class _Advising:
         guesses = tuple(Guess(*seen) for seen in reading.guesses)
         behind = {place: tuple(Guess(*seen) for seen in seens) for place, seens in reading.behind.items()}
         ended = session.finish_reason == "stop" and output == said
-        record = Record(prompt, output, guesses, behind, finish="stop" if ended else "length")
+        ends = tuple(sorted(session.tokeniser.end_ids))
+        record = Record(prompt, output, guesses, behind, finish="stop" if ended else "length", end_ids=ends)
         findings = self._findings
         findings.prompts += 1
         findings.tokens += len(output)

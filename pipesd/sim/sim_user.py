@@ -186,7 +186,7 @@ class User:
             run = Run(config, self._strategy, record.seed or 0, self.clock.now(), answer=False)
             run.begin_into(IdStream(), drafts=self._loop.drafting)
             self._drafter.read(record)
-            end_ids = frozenset(record.output[-1:] if record.finish == "stop" else ())
+            end_ids = frozenset((*record.end_ids, *(record.output[-1:] if record.finish == "stop" else ())))
             if self._welcome is None:
                 for _ in generate_alone(run, self._drafter, record.prompt, end_ids, self.clock):
                     pass

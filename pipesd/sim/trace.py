@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
@@ -40,7 +40,8 @@ class Record:
     `guesses[i]` is the draft model's guess behind the prompt and `output[:i]`. `behind[i]` is what it goes on with
     after that guess where the guess is not `output[i]`, and behind the last place in any case. `seed` is the one that
     both drew with, None where they took the most probable ids. `finish`: whether the last id of `output` ends it
-    ("stop") or only the recording was to be no longer ("length").
+    ("stop") or only the recording was to be no longer ("length"). `end_ids`: what ends a text, and so a draft; a trace
+    gives its own to its records.
 
     Raises UsageError where the parts do not fit each other.
     """
@@ -51,6 +52,7 @@ class Record:
     behind: Mapping[int, tuple[Guess, ...]] = field(hash=False)
     seed: int | None = None
     finish: Literal["length", "stop"] = "length"
+    end_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt or not self.output:
@@ -106,6 +108,8 @@ class Trace:
                 self.check(record)
             except UsageError as error:
                 raise UsageError(f"record {number}: {error}") from error
+        records = tuple(replace(record, end_ids=self.end_ids) for record in self.records)
+        object.__setattr__(self, "records", records)
 
     def check(self, record: Record) -> None:
         """UsageError, with the field, for a record that is none of this pair's."""
@@ -118,6 +122,8 @@ class Trace:
         ):  # fmt: skip
             if ids and not 0 <= min(ids) <= max(ids) < size:
                 raise UsageError(f"{name}: an id that is not below the vocabulary's size, {size}")
+        if ends := set(self.end_ids).intersection(record.output[:-1]):
+            raise UsageError(f"output: id {min(ends)}, which ends a text, before its end")
         for i, guesses in record.behind.items():
             if len(guesses) > deepest:
                 raise UsageError(f"behind: {len(guesses)} guesses at place {i}, want at most {deepest}: depth less one")
