@@ -211,7 +211,7 @@ class EdgeMachine(EdgeBranch):
     def drafted(self, token: int, p_sent: float | None = None) -> None:
         """The drafter drew `token` behind the draft; `p_sent` is its probability as the cloud is to be told it, needed
         where draft tokens are tested."""
-        assert self._drafts and len(self.draft) < self._draft_ahead, "the driver asks `may_draft` first"
+        assert self.may_draft
         self._counts.drafted(self.end, proactive=self.nav is not None)
         self.draft.append(token)
         if self._tests:
