@@ -6,6 +6,7 @@ import fcntl
 import gzip
 import io
 import json
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from pipesd.core import Piece
 from pipesd.edge.cli import main
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import Refused
+from pipesd.sim.texts import KeyedText
 from tests.clouds import NOWHERE, CloudProcess, Serving, serving, wait_until
 from tests.programs import Models, Program, Ran, edge
 from tests.test_programs_generate import law, notes
@@ -95,7 +97,7 @@ def test_each_line_gets_what_it_gets_alone(options: list[str], tmp_path: Path) -
     ]
     for each, arguments in zip(found, alone, strict=False):
         one = json.loads(here(*options, *COMMON, *arguments, "--json", "--quiet").out)
-        assert list(one) == [name for name in each if name not in ("index", "id", "digest")]
+        assert list(one) == [name for name in each if name not in ("index", "line", "id", "digest", "target")]
         assert [each[name] for name in ("text", "token_ids", "seed", "finish_reason", "strategy")] == [
             one[name] for name in ("text", "token_ids", "seed", "finish_reason", "strategy")
         ]
@@ -104,7 +106,8 @@ def test_each_line_gets_what_it_gets_alone(options: list[str], tmp_path: Path) -
     assert (told["prompts"], told["done"], told["before"], told["errors"]) == (4, 4, 0, 0)
     assert told["tokens"] == sum(each["stats"]["tokens"] for each in found) and told["tpt_ms"] > 0
     said = notes(ran)
-    assert "1 of 4: 12 tokens" in said[-5] and "left" in said[-5] and "4 of 4 prompts done" in said[-1]
+    assert re.search(r"line 1: 12 tokens, .* per token; 1 of 4 done; \S+ s left", said[-5]), said
+    assert "4 of 4 prompts done" in said[-1]
 
 
 def test_gzip_and_chat_and_quiet(options: list[str], tmp_path: Path) -> None:
@@ -130,15 +133,23 @@ def test_a_prompt_that_is_refused_is_a_result_and_the_run_goes_on(options: list[
         ({"prompt": 5}, "wanted a text"),
         ({"ids": [1 << 40]}, "vocabulary"),
         ({"ids": "abc"}, "wanted a list of ids"),
+        ({"ids": [1, True]}, "ids: got True in it, wanted whole numbers only"),
+        ({"ids": [1.0]}, "ids: got 1.0 in it"),
+        ({"prompt": "x", "strategy": "cloud"}, "'strategy' is an option of the whole run: give --strategy on the"),
+        ({"prompt": "x", "draft-length": 3}, "'draft-length' is an option of the whole run: give --draft-length on"),
+        ({"prompt": "x", "context": 300}, "'context' is an option of the whole run"),
         ({"prompt": "x", "max_tokens": None}, "max-tokens: got None"),
     ]
     out = tmp_path / "results.jsonl"
-    file = prompts(tmp_path, *(line for line, _ in wrong), {"prompt": "zanzibar"})
+    right = {"prompt": "zanzibar", "context": "a data set's own text", "answer": 5}
+    file = prompts(tmp_path, "", *(line for line, _ in wrong), right)
     ran = here(*options, *COMMON, "--file", file, "--out", out, "--json", "--quiet")
     found = results(out)
     assert ran.code == 0 and [each["finish_reason"] for each in found] == ["error"] * len(wrong) + ["length"]
-    for each, (_, message) in zip(found, wrong, strict=False):
-        assert message in each["error"] and each["token_ids"] == [] and each["error"] in ran.err
+    for number, (each, (_, message)) in enumerate(zip(found, wrong, strict=False)):
+        assert each["error"].startswith(f"line {number + 2}: ") and message in each["error"]
+        assert (each["index"], each["line"], each["token_ids"]) == (number, number + 2, [])
+        assert f"pipesd-edge: {each['error']}\n" in ran.err
     assert summed(ran)["errors"] == len(wrong) and "error" not in found[-1]
     before = out.read_bytes()
     assert here(*options, *COMMON, "--file", file, "--out", out, "--quiet").code == 0
@@ -226,6 +237,33 @@ def test_other_prompts_or_options_are_refused_and_restart_does_all_anew(options:
     assert here(*base, *COMMON, "--restart").code == 0 and len(results(out)) == 2
 
 
+def test_results_of_another_target_are_not_mixed(models: Models, options: list[str], tmp_path: Path) -> None:
+    out, file = tmp_path / "results.jsonl", prompts(tmp_path, {"prompt": "zanzibar"})
+    base = ["generate", "--draft", models.draft, *COMMON, "--file", file, "--out", out, "--quiet"]
+    assert here(*options, *base[1:]).code == 0
+    (whose,) = (found["target"] for found in results(out))
+    prompts(tmp_path, {"prompt": "zanzibar"}, {"prompt": "xylophone"})
+    before = out.read_bytes()
+    same: dict[str, Any] = {"vocabulary": models.vocabulary, "context": 400}
+    with serving(KeyedText(4, alphabet=[*b"abc "]), target=same) as other:
+        ran = here(*base, "--cloud", other.address)
+        assert ran.code == 2 and f"its results are of {whose['name']} ({whose['fingerprint'][:12]})" in ran.complaint
+        assert "go on with the one that began" in ran.complaint and out.read_bytes() == before
+        assert here(*base, "--cloud", other.address, "--restart").code == 0
+        one, two = (found["target"] for found in results(out))
+        assert one == two and one["name"] == whose["name"] and one["fingerprint"] != whose["fingerprint"]
+    out.write_bytes(before)
+    with serving(law(models), target={**same, "name": "by another name"}) as renamed:
+        assert here(*base, "--cloud", renamed.address).code == 0
+    assert [found["target"]["name"] for found in results(out)] == [whose["name"], "by another name"]
+
+
+def test_alone_no_target_is_named(models: Models, tmp_path: Path) -> None:
+    out, file = tmp_path / "results.jsonl", prompts(tmp_path, {"prompt": "zanzibar"})
+    ran = here("generate", "--draft", models.draft, "--strategy", "local", "--file", file, "--out", out, "--quiet")
+    assert ran.code == 0 and [found["target"] for found in results(out)] == [None]
+
+
 def test_a_refusal_in_the_middle_of_an_output_is_not_the_prompts_fault(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +286,7 @@ def test_a_result_that_is_there_twice_is_refused(options: list[str], tmp_path: P
     base = [*options, *COMMON, "--file", file, "--out", out, "--quiet"]
     assert here(*base).code == 0
     out.write_bytes(2 * out.read_bytes())
-    assert "line 2: prompt 0 is there twice" in here(*base).complaint
+    assert "line 2: index 0 is there twice" in here(*base).complaint
 
 
 # ---- what goes wrong

@@ -88,6 +88,7 @@ class _Batch:
         self._session, self._options, self._jobs, self._results = session, options, jobs, results
         self._before = len(done)
         self._chat, self._system = chat, system or ""
+        self._target: dict[str, str] | None = None
 
     def run(self, interrupts: Interrupts, *, anew: bool) -> None:
         """Do what is left; `anew`: what is in the file goes, once models and cloud are there."""
@@ -98,6 +99,8 @@ class _Batch:
             self._results.begin(anew=False)
             return
         with self._session as session:
+            self._target = _target(session)
+            self._results.check_target(self.done.values(), self._target)
             self._results.begin(anew=anew)
             begun_s = time.monotonic()
             for number, job in enumerate(left, 1):
@@ -105,7 +108,7 @@ class _Batch:
                 self._results.append(result)
                 self.done[job.index] = result
                 each_s = (time.monotonic() - begun_s) / number
-                self._progress(result, each_s * (len(left) - number))
+                self._progress(job, result, each_s * (len(left) - number))
 
     def told(self, finish_reason: str) -> str:
         """The object for stdout."""
@@ -141,9 +144,10 @@ class _Batch:
         except (UsageError, Refused) as error:
             if begun or isinstance(error, PolicyFailed | VocabularyMismatch):
                 raise
-            log.warning("prompt %d: %s", job.index, error)
+            told = f"line {job.line}: {error}"
+            log.warning("%s", told)
             found = result_of("error", strategy=session.strategy.name)
-            return {**_name(job), **found, "error": str(error)}
+            return {**self._name(job), **found, "error": told}
         if session.finish_reason == "cancelled":
             raise Cancelled("interrupted")
         found = result_of(
@@ -155,17 +159,24 @@ class _Batch:
             logprobs=None if options.logprobs is None else session.logprobs,
             stats=session.stats,
         )
-        return {**_name(job), **found}
+        return {**self._name(job), **found}
 
-    def _progress(self, result: dict[str, Any], left_s: float) -> None:
+    def _progress(self, job: Job, result: dict[str, Any], left_s: float) -> None:
         tpt_ms = result["stats"]["tpt_ms"]
         pace = "" if tpt_ms is None else f", {tpt_ms:.1f} ms per token"
         left = "" if len(self.done) == len(self._jobs) else f"; {_duration(left_s)} left"
-        log.info("%d of %d: %d tokens%s%s", len(self.done), len(self._jobs), result["stats"]["tokens"], pace, left)
+        done, tokens = f"{len(self.done)} of {len(self._jobs)} done", result["stats"]["tokens"]
+        log.info("line %d: %d tokens%s; %s%s", job.line, tokens, pace, done, left)
+
+    def _name(self, job: Job) -> dict[str, Any]:
+        return {"index": job.index, "line": job.line, "id": job.id, "digest": job.digest, "target": self._target}
 
 
-def _name(job: Job) -> dict[str, Any]:
-    return {"index": job.index, "id": job.id, "digest": job.digest}
+def _target(session: EdgeSession) -> dict[str, str] | None:
+    """The target whose text it is; None where a strategy does without."""
+    if session.serving is None or session.fingerprint is None:
+        return None
+    return {"name": session.serving[0], "fingerprint": session.fingerprint}
 
 
 def _duration(seconds: float) -> str:

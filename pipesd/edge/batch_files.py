@@ -12,7 +12,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -22,11 +22,12 @@ from pipesd.edge.files import place_of
 from pipesd.edge.result import SUMMED
 from pipesd.errors import UsageError
 from pipesd.policy.strategy import Strategy
-from pipesd.regular_file import locate, open_regular
+from pipesd.regular_file import locate, open_regular, shown
 
 PROMPT_KEYS = ("prompt", "question", "text", "ids")
 LARGEST_BYTES = 1 << 30  # of prompts
 NEAR = 0.85  # likeness from which a key is taken for an option with a slip in it
+_DATA = ("context",)  # options of the edge which many data sets have a text by the name of
 _GZIP = b"\x1f\x8b"
 _BEGINNING = b'{"index": '  # of every line of results
 _NO_MATTER = (  # settings that do not change what a line comes to
@@ -54,29 +55,30 @@ class Job:
         found = [key for key in PROMPT_KEYS if key in self.fields]
         if len(found) != 1:
             got = " and ".join(found) or "none of them"
-            raise UsageError(f"line {self.line}: got {got}, wanted one of {', '.join(PROMPT_KEYS)}")
+            raise UsageError(f"got {got}, wanted one of {', '.join(PROMPT_KEYS)}")
         prompt = self.fields[found[0]]
         if found[0] != "ids" and not isinstance(prompt, str):
-            raise UsageError(f"line {self.line}: {found[0]}: got {prompt!r:.60}, wanted a text")
+            raise UsageError(f"{found[0]}: got {prompt!r:.60}, wanted a text")
         if found[0] == "ids" and not isinstance(prompt, list):
-            raise UsageError(f"line {self.line}: ids: got {prompt!r:.60}, wanted a list of ids")
+            raise UsageError(f"ids: got {prompt!r:.60}, wanted a list of ids")
+        if found[0] == "ids" and (wrong := [each for each in prompt if type(each) is not int]):
+            raise UsageError(f"ids: got {wrong[0]!r:.60} in it, wanted whole numbers only")
         return prompt  # type: ignore[no-any-return]
 
     def options(self, run: GenerateConfig) -> GenerateConfig:
-        """The run's options with those of the line, which win. Raises UsageError for a value out of its bounds, and for
-        a key that is nearly an option's name; other keys are the data set's own."""
-        known = {f.name for f in fields(GenerateConfig)}
+        """The run's options with those of the line, which win. Raises UsageError for a value out of its bounds, for a
+        key that is nearly an option's name, and for an option of the whole run; other keys are the data set's own."""
+        known, of_run = ({f.name for f in fields(config)} for config in (GenerateConfig, EdgeConfig))
         own: dict[str, Any] = {}
         for key, value in self.fields.items():
             name = key.replace("-", "_")
             if name in known:
                 own[name] = value
+            elif name in of_run and not (name in _DATA and isinstance(value, str | list | dict)):
+                raise UsageError(f"{key!r} is an option of the whole run: give --{_flag(name)} on the command line")
             elif key not in (*PROMPT_KEYS, "id") and (near := difflib.get_close_matches(name, known, 1, NEAR)):
-                raise UsageError(f"line {self.line}: unknown option {key!r}: did you mean {near[0]!r}?")
-        try:
-            return make_config(GenerateConfig, {}, {**asdict(run), **own})
-        except UsageError as error:
-            raise UsageError(f"line {self.line}: {error}") from None
+                raise UsageError(f"unknown option {key!r}: did you mean {near[0]!r}?")
+        return make_config(GenerateConfig, {}, {**asdict(run), **own})
 
 
 def settings_digest(edge: EdgeConfig, strategy: Strategy, options: GenerateConfig, more: Mapping[str, Any]) -> str:
@@ -163,7 +165,7 @@ class Results:
             index = line["index"]
             if index in found:
                 raise UsageError(
-                    f"--out {self._path}, line {number}: prompt {index} is there twice: --restart does all anew"
+                    f"--out {self._path}, line {number}: index {index} is there twice: --restart does all anew"
                 )
             if index >= len(jobs) or line["digest"] != jobs[index].digest:
                 raise UsageError(
@@ -172,6 +174,15 @@ class Results:
                 )
             found[index] = line
         return found
+
+    def check_target(self, done: Iterable[Mapping[str, Any]], target: Mapping[str, str] | None) -> None:
+        """Raises UsageError where what is done is another target's; what it is called does not matter."""
+        for line in done:
+            if (line["target"] or {}).get("fingerprint") != (target or {}).get("fingerprint"):
+                raise UsageError(
+                    f"--out {self._path}: its results are of {_named(line['target'])}, the cloud serves "
+                    f"{_named(target)}: go on with the one that began, or give another file, or --restart"
+                )
 
     def begin(self, *, anew: bool) -> None:
         """Take off what is not to stay: a half-written line, or all of it."""
@@ -228,7 +239,18 @@ def _is_result(found: Any) -> bool:
     stats, index = found["stats"], found.get("index")
     counted = all(isinstance(stats.get(name), int | float) for name in SUMMED)
     named = type(index) is int and index >= 0 and isinstance(found.get("digest"), str) and "finish_reason" in found
-    return counted and named and isinstance(stats.get("tpt_ms"), int | float | None)
+    target = found.get("target", "")
+    whose = target is None or (isinstance(target, dict) and isinstance(target.get("fingerprint"), str))
+    return counted and named and whose and isinstance(stats.get("tpt_ms"), int | float | None)
+
+
+def _named(target: Mapping[str, str] | None) -> str:
+    """A target in a message."""
+    return "none" if target is None else f"{shown(target.get('name'))} ({shown(target['fingerprint'][:12])})"
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def _unzipped(path: str, data: bytes) -> bytes:

@@ -172,6 +172,11 @@ class EdgeSession:
         return None if self._welcome is None else (self._welcome.model, self._welcome.context)
 
     @property
+    def fingerprint(self) -> str | None:
+        """Of the target that the cloud serves, hexadecimal: what tells it from all others, whatever they are called."""
+        return None if self._welcome is None else self._welcome.model_fingerprint.hex()
+
+    @property
     def committed(self) -> tuple[int, ...]:
         """The ids of the last generation with a cloud: its prompt and what was committed behind it."""
         return tuple(self._loop.machine.committed)
