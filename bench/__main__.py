@@ -45,15 +45,17 @@ def benches() -> dict[str, Bench]:
 
 
 def about(doc: str) -> str:
-    """The first sentence, without the command that follows it."""
-    first = doc.split("\n\n")[0].replace("\n", " ")
-    return re.split(r"(?<=[?.])\s|: `python |:? `python ", first)[0].rstrip(".")
+    """The first sentence, without the command that stands in it or follows it."""
+    first = re.sub(r"[,:]? `python [^`]*`", "", doc.split("\n\n")[0].replace("\n", " "))
+    return re.split(r"(?<=[?.])\s", first)[0].rstrip(".")
 
 
 def needs(doc: str, name: str) -> tuple[str, ...]:
-    """The options that stand outside brackets in the command of the docstring."""
+    """The options that stand outside brackets in the command of the docstring; of `--a FILE|--b`, which is `--a|--b`
+    here, one is enough."""
     command = re.search(rf"`python bench/{name}\.py([^`]*)`", doc)
-    return tuple(re.findall(r"--[a-z-]+", re.sub(r"\[[^\]]*\]", "", command[1]))) if command else ()
+    words = re.sub(r"\[[^\]]*\]|(?<=[a-z]) [A-Z][^\s|]*", "", command[1]).split() if command else []
+    return tuple(word for word in words if word.startswith("--"))
 
 
 def run(bench: Bench, words: list[str]) -> int:
@@ -67,9 +69,9 @@ def run_all(words: list[str]) -> int:
     """Every bench that can do without an option that is not given; 1 if one failed."""
     said = []
     for bench in benches().values():
-        missing = [option for option in bench.needs if option not in words]
+        missing = [need for need in bench.needs if not set(need.split("|")).intersection(words)]
         if missing:
-            said.append(f"{bench.name}: left out, it needs {', '.join(missing)}")
+            said.append(f"{bench.name}: left out, it needs {' '.join(missing)}")
             continue
         given = [word for word in words if word != "--quick" or bench.quick]
         print(f"== {bench.name}", file=sys.stderr, flush=True)

@@ -113,10 +113,10 @@ def lines(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def main() -> int:
-    options = options_of(__doc__, add)
+    options = options_of(__doc__, add, cases=QUICK_CASES)
     if options.cases < 2:
         raise UsageError(f"--cases: got {options.cases}, wanted at least 2")
-    known = known_length(cases(QUICK_CASES if options.quick else options.cases, seed=0))
+    known = known_length(cases(options.cases, seed=0))
     run("batching", options, cells(options, known), own_rows, lines=lines)
     behind = [said for regime in known.values() for kind in BEHIND for said in regime[kind].values()]
     return 1 if any(said["plan_behind"] for said in behind) else 0

@@ -1,4 +1,4 @@
-"""Where do drafts pay? `python bench/breakeven.py [--quick] [--plot FILE] [--policy FILE]`: round trip × draft speed.
+"""Where do drafts pay, by round trip and draft speed? `python bench/breakeven.py [--quick] [--policy FILE]`.
 
 In each cell of the map every row is tuned by a small budget of its own and simulated, in both payload regimes, behind
 the prompts of the traces. Shown are the fastest row that gives the target's output, and the time per token of pipesd as
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import plots
-from measuring import TUNING_RECORDS, Cell, measure
+from measuring import TUNING_RECORDS, Cell, Outcome, measure, over
 from scenarios import GAP_S, Regime
 from stamp import begin, end_with, finish
 from table import REFERENCE, chosen, options_of, regimes_of, report, standing_rows, traces_of
@@ -44,7 +44,6 @@ def link_of(regime: Regime, rtt_s: float) -> Link:
 
 def cells(options: argparse.Namespace) -> list[Cell]:
     """A cell for each round trip, drafting time, data set and regime."""
-    rtts_ms, gammas_ms = (QUICK_RTTS_MS, QUICK_GAMMAS_MS) if options.quick else (options.rtts, options.gammas)
     return [
         Cell(
             f"{dataset}, {regime.name}, RTT {rtt_ms:g} ms, draft token {gamma_ms:g} ms", dataset, records,
@@ -53,8 +52,8 @@ def cells(options: argparse.Namespace) -> list[Cell]:
         )
         for dataset, records in traces_of(options).items()
         for regime in regimes_of(options)
-        for gamma_ms in gammas_ms
-        for rtt_ms in rtts_ms
+        for gamma_ms in options.gammas
+        for rtt_ms in options.rtts
     ]  # fmt: skip
 
 
@@ -72,11 +71,15 @@ def limit_s(a: float, alone_s: float, gamma_s: float) -> float:
     return max(0.0, *(break_even_rtt_s(a, k, alone_s, gamma_s) for k in range(1, LONGEST + 1)))
 
 
-def judged(cell: Cell, reports: Mapping[str, Found]) -> dict[str, Any]:
-    """What a cell says: the fastest row, pipesd against the cloud, the closed form against vanilla."""
+def judged(cell: Cell, reports: Mapping[str, Found], outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
+    """What a cell says: the fastest row and those that are not surely slower, pipesd against the cloud, the closed form
+    against vanilla."""
     tpt_ms = {name: said["ms_per_token"] for name, said in reports.items() if name not in INEXACT}
     limit = limit_s(cell.facts["acceptance"], cell.pass_s + cell.token_s, cell.gamma_s)
-    said: dict[str, Any] = {"fastest": min(tpt_ms, key=tpt_ms.__getitem__), "closed_form_rtt_ms": 1e3 * limit}
+    fastest = min(tpt_ms, key=tpt_ms.__getitem__)
+    others = (name for name in tpt_ms if name != fastest)
+    ties = [name for name in others if not over(outcomes[name], outcomes[fastest]).low > 1.0]
+    said: dict[str, Any] = {"fastest": fastest, "ties": ties, "closed_form_rtt_ms": 1e3 * limit}
     cloud_ms = tpt_ms.get("cloud only")
     if cloud_ms is not None:
         said |= {f"{name}_over_cloud": tpt_ms[name] / cloud_ms for name in (REFERENCE, "vanilla") if name in tpt_ms}
@@ -111,26 +114,24 @@ def text(found: Sequence[Found]) -> Iterator[str]:
                    f"{cell['closed_form_rtt_ms']:.0f} ms, vanilla takes {cell['vanilla_over_cloud']:.2f} of the cloud's"
                    )  # fmt: skip
     shown = dict.fromkeys(cell["fastest"] for cell in found)
-    yield "\n" + ", ".join(f"{_sign(name)}: {name}" for name in shown)
+    yield "\n" + ", ".join(f"{_sign(name)}: {name}" for name in shown) + "; =: another is not surely slower"
 
 
 def beside(found: Sequence[Found]) -> Iterator[str]:
-    """The rows that are not on the map, ms per token by drafting time: they know no round trip, or no drafts."""
+    """Every row in every cell of the map."""
     for (dataset, regime), members in maps(found).items():
-        least = min(cell["rtt_ms"] for cell in members)
-        yield f"\n{dataset}, {regime}: ms per token and cloud s per 1000 tokens, at RTT {least:g} ms"
-        names = [name for name in ("cloud only", *INEXACT, "vanilla", REFERENCE) if name in members[0]["rows"]]
-        yield f"{'draft token':>12} |" + "".join(f"{name:>20}" for name in names)
+        yield f"\n{dataset}, {regime}: ms per token / cloud s per 1000 tokens, all simulated"
+        names = list(members[0]["rows"])
+        yield f"{'draft token':>12} {'RTT':>7}    |" + "".join(f"{name[:14]:>15}" for name in names)
         for cell in members:
-            if cell["rtt_ms"] == least:
-                rows = (cell["rows"][name] for name in names)
-                line = "".join(f"{row['ms_per_token']:>12.1f}{row['cloud_s_per_1000_tokens']:>8.1f}" for row in rows)
-                yield f"{cell['gamma_ms']:>9g} ms |{line}"
+            rows = (cell["rows"][name] for name in names)
+            line = "".join(f"{row['ms_per_token']:>9.1f}/{row['cloud_s_per_1000_tokens']:<5.1f}" for row in rows)
+            yield f"{cell['gamma_ms']:>9g} ms {cell['rtt_ms']:>7g} ms | {line}"
 
 
 def _cell(cell: Found) -> str:
     share = cell.get(f"{REFERENCE}_over_cloud")
-    return f"{_sign(cell['fastest']):>8} {'' if share is None else format(share, '.2f'):>5}"
+    return f"{_sign(cell['fastest']) + '=' * bool(cell['ties']):>8} {'' if share is None else format(share, '.2f'):>5}"
 
 
 def _sign(name: str) -> str:
@@ -182,7 +183,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> int:
-    options = options_of(__doc__, add_options)
+    options = options_of(__doc__, add_options, rtts=QUICK_RTTS_MS, gammas=QUICK_GAMMAS_MS)
     if options.plot:
         plots.check(options.plot)
     rows = chosen(standing_rows(options.policy), options.only)
@@ -193,7 +194,7 @@ def main() -> int:
         reports = {name: report(name, row, cell, outcomes) for name, row in rows.items()}
         found.append({
             "name": cell.name, "dataset": cell.dataset, "gamma_ms": 1e3 * cell.gamma_s, "pass_ms": 1e3 * cell.pass_s,
-            **cell.facts, **judged(cell, reports), "rows": reports,
+            **cell.facts, **judged(cell, reports, outcomes), "rows": reports,
         })  # fmt: skip
     print("\n".join([*beside(found), *text(found)]))
     if options.plot:

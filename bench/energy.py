@@ -1,4 +1,5 @@
-"""What energy 100 tokens take, strategy by strategy: `python bench/energy.py --draft FILE --target PATH [--quick]`.
+"""What energy 100 tokens take, strategy by strategy: `python bench/energy.py --draft FILE|--scripted
+--target PATH|--scripted [--quick]`.
 
 PipeSD's table 2: scenario 1's link, code and maths. Draft model and target are real: the target (a GGUF file or a
 Hugging Face folder) is served by processes of its own, behind an emulated link of 25 ms one way and 20/200 Mbit/s, with
@@ -260,12 +261,11 @@ def gpus_of(options: argparse.Namespace) -> Sequence[int | str] | None:
 
 
 def main() -> int:
-    options = options_of(doc=__doc__, add=add)
+    # over the fat link a session alone takes seconds to begin
+    options = options_of(__doc__, add, each=QUICK_PROMPTS, regime="thin")
     for name in ("threads", "each"):
         if getattr(options, name) < 1:
             raise UsageError(f"--{name}: got {getattr(options, name)}, wanted at least 1")
-    if options.quick:  # over the fat link a session alone takes seconds to begin
-        options.each, options.regime = min(options.each, QUICK_PROMPTS), options.regime or "thin"
     if options.plot:
         plots.check(options.plot)
     stamp = begin()

@@ -24,6 +24,7 @@ from paired import paired_ratio
 from replay import Replay, replaying
 from runs import ESTIMATES, STALL_S, SUMMED, TRACES, Measured
 from stamp import RESULTS, begin, end_with, finish, progress
+from table import parsed
 
 from pipesd.clock import SystemClock
 from pipesd.config import EdgeConfig
@@ -154,14 +155,14 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="of the real runs (default 5)")
     parser.add_argument("--only", metavar="TEXT", default="", help="settings whose name has this in it")
     parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="where the JSON object is kept")
-    options = parser.parse_args()
+    options = parsed(parser, repetitions=1)
     stamp = begin()
     traces = [Trace.load(path) for path in TRACES]
     count = 1 if options.quick else RECORDS
     records = tuple(record for trace in traces for record in trace.records if len(record.output) > TOKENS + 32)
     chosen = replace(traces[0], records=records[:count] + records[-count:])
     rows = {
-        name: compare(name, setting, chosen, 1 if options.quick else options.repetitions)
+        name: compare(name, setting, chosen, options.repetitions)
         for name, setting in SETTINGS.items() if options.only in name
     }  # fmt: skip
     print(f"{'setting':45} {'real':>8} {'simulated':>10}  ratio                  adjusted: ratio")

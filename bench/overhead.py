@@ -1,4 +1,4 @@
-"""What steering costs: `python bench/overhead.py [--quick]`. The paper's table 5.
+"""What steering costs: `python bench/overhead.py [--quick] [--plot FILE] [--policy FILE]`. The paper's table 5.
 
 Over the first 1000 rounds of `pipesd` that tunes its thresholds while it runs, behind an emulated link of 20 ms there
 and back, every call of the tuner (with the file that keeps what it learnt), of the planner of token batches and of what
@@ -6,7 +6,11 @@ measures link and drafting is timed, each without the calls of the others inside
 time. `rest` is what else the policies do: triggers, batching, the decision to send. Draft model and target are scripted
 and take the time that they are told to; by default that of a small draft model and of a pass. Importing and compiling
 happen once and stand apart. Timing a call takes one or two microseconds, which are counted too. The paper's figures of
-its table 5 and of its appendix H are beside ours; the rows of every table follow, as they are at these speeds.
+its table 5 and of its appendix H are beside ours.
+
+The rows of every table follow, each with the share of its own time that its policies take: tuned by the same budget on
+other prompts than those measured, then measured in turn, --seeds times. Draft model and target replay, or with --draft
+the target alone.
 
 The last line is one JSON object.
 """
@@ -16,37 +20,32 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
+import itertools
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import plots
+import strategies
 from planner import loading_s
 from printed import CONTROL_PLANE_PERCENT, OVERHEAD
-from runs import Measured, add_options, edge_of
-from stamp import RESULTS, begin, end_with, finish
+from runs import Edge, Measured, add_options, edge_of
+from stamp import begin, end_with, finish
+from strategies import add_row_options, kind_of
+from table import REFERENCE, chosen, parsed, standing_rows
+
+from pipesd.errors import UsageError
+from pipesd.sim.trace import Record, Trace
 
 ROUNDS = 1000
 TOKENS = 384  # of one generation
 SHORT_TOKENS = 48  # of the rows that stand in every table
 GOAL_PERCENT = 0.3  # of the three together
-
-
-class Row(NamedTuple):
-    """Settings of `EdgeConfig`, and whether the link is in between."""
-
-    settings: Mapping[str, Any]
-    linked: bool = True
-
-
-STANDING = {
-    "cloud only": Row({"strategy": "cloud"}),
-    "edge only": Row({"strategy": "local"}),
-    "co-located": Row({"strategy": "vanilla"}, linked=False),
-}
+STEERING = (*OVERHEAD, "rest")
 
 
 class Stopwatch:
@@ -131,35 +130,76 @@ def watch(stopwatch: Stopwatch) -> None:
     stopwatch.watch_function("planner", token_batches.plan_for_run)
 
 
-def main() -> int:
+class Watched(NamedTuple):
+    """An edge whose runs say too what steering took of them, `steering_s` in their sums."""
+
+    edge: Edge
+    stopwatch: Stopwatch
+
+    @property
+    def trace(self) -> Trace:
+        return self.edge.trace
+
+    def run(
+        self, settings: Mapping[str, Any], records: Sequence[Record], tokens: int, *, linked: bool = True
+    ) -> Measured:
+        before_s = self._spent_s()
+        run = self.edge.run(settings, records, tokens, linked=linked)
+        return run._replace(sums={**run.sums, "steering_s": self._spent_s() - before_s})
+
+    def _spent_s(self) -> float:
+        return sum(self.stopwatch.spent_s.get(group, 0.0) for group in STEERING)
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds: only to see that it works")
+    add_row_options(parser)
     parser.add_argument("--cpu-time", action="store_true", help="count processor time only, as on a busy machine")
-    parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="where results are kept")
-    parser.set_defaults(scripted=True, gamma_ms=6.0)
-    options = parser.parse_args()
-    options.scripted = not options.draft
-    wanted = ROUNDS // 10 if options.quick else ROUNDS
+    for name, default, text in (
+        ("rounds", ROUNDS, "of the run that is looked into"), ("seeds", 3, "turns of each row"),
+        ("samples", 6, "tries of each row's parameters; 0: their defaults"),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default {default})")
+    parser.set_defaults(gamma_ms=6.0, seed=0, tune_prompts=1, tune_tokens=SHORT_TOKENS // 2, prompts_each=1,
+                        tokens=SHORT_TOKENS)  # fmt: skip
+    options = parsed(parser, rounds=ROUNDS // 10, seeds=2, samples=1, tune_tokens=8, tokens=SHORT_TOKENS // 2)
+    for name, least in (("rounds", 1), ("seeds", 1), ("samples", 0)):
+        if (value := getattr(options, name)) < least:
+            raise UsageError(f"--{name}: got {value}, wanted at least {least}")
+    options.scripted, options.repetitions = not options.draft, options.seeds
+    if options.plot:
+        plots.check(options.plot)
+    return options
+
+
+def main() -> int:
+    options = arguments()
+    wanted = options.rounds
+    rows = chosen(standing_rows(options.policy), options.only)
 
     stamp = begin()
-    with tempfile.TemporaryDirectory() as folder, edge_of(options, wanted * 8 // TOKENS + 1, TOKENS) as edge:
+    count = max(wanted * 8 // TOKENS, options.seeds) + 1
+    with tempfile.TemporaryDirectory() as folder, edge_of(options, count, TOKENS) as edge:
         edge.run({"strategy": "pipesd", "tuning": "off"}, edge.trace.records[:1], 16)  # loads what is compiled
         stopwatch = Stopwatch(time.thread_time if options.cpu_time else time.perf_counter)
         watch(stopwatch)
         settings = {"strategy": "pipesd", "tuning": str(Path(folder, "tuning.json"))}
         run = edge.run(settings, edge.trace.records, TOKENS, rounds=wanted)
         spent_s, calls, longest_s = (dict(each) for each in (stopwatch.spent_s, stopwatch.calls, stopwatch.longest_s))
-        rows = {"pipesd": row_of(run, spent_s, {})}
-        for name, row in STANDING.items():
-            before_s = dict(stopwatch.spent_s)
-            other = edge.run(row.settings, edge.trace.records[:1], SHORT_TOKENS, linked=row.linked)
-            run.wrong.extend(other.wrong)
-            rows[name] = row_of(other, stopwatch.spent_s, before_s)
+        tuned, turns = strategies.measure(Watched(edge, stopwatch), rows, options)
+    reports = {
+        name: {
+            **strategies.report(row, tuned[name], turns[name], turns.get(REFERENCE, []), kind_of(row, options)),
+            "steering_percent": steering_percent(turns[name]),
+        }
+        for name, row in rows.items()
+    }
+    wrong = [line for one in (run, *itertools.chain(*turns.values())) for line in one.wrong]
     rounds = run.sums["rounds"]
     run_s = run.ms_per_token * run.sums["tokens"] / 1e3
     apart_s = None if options.quick else loading_s()
-    percent = {group: 100 * spent_s.get(group, 0.0) / run_s for group in (*OVERHEAD, "rest")}
+    percent = {group: 100 * spent_s.get(group, 0.0) / run_s for group in STEERING}
     together = sum(percent[group] for group in OVERHEAD)
 
     print(f"{rounds} rounds, {run.sums['tokens']} tokens, {run_s:.1f} s, {1e3 * run_s / rounds:.1f} ms a round")
@@ -174,15 +214,20 @@ def main() -> int:
     print(f"once: greeting the cloud, with the first probes of the link, {1e3 * spent_s.get('opening', 0.0):.0f} ms")
     if apart_s is not None:
         print(f"once: {', '.join(f'{name} {value:.2f} s' for name, value in apart_s.items())}")
-    kind = "scripted" if options.scripted else "replayed"
-    print(f"\n{'':12}{'kind':10}{'ms/token':>9}{'cloud s/1000':>13}{'steering, %':>12}")
-    for name, said in rows.items():
-        print(f"{name:12}{kind:10}{said['ms_per_token']:9.1f}{said['cloud_s_per_1000_tokens']:13.1f}"
-              f"{said['steering_percent']:12.4f}")  # fmt: skip
-    print("steering: the policies' share of the row's own time, the rest of them included; the three last rows are of "
-          f"{SHORT_TOKENS} tokens, and so mostly of what a session begins with")  # fmt: skip
+    print(f"\n{'':16}{'kind':10}{'ms/token':>9}{'cloud s/1000':>13}{'steering, %':>12}  over pipesd")
+    for name, said in reports.items():
+        over = said.get("over_pipesd")
+        ratio = f"{over['mean']:.3f} [{over['low']:.3f}, {over['high']:.3f}] {over['verdict']}" if over else ""
+        print(f"{name:16}{said['kind']:10}{said['ms_per_token']:9.1f}{said['cloud_s_per_1000_tokens']:13.1f}"
+              f"{said['steering_percent']:12.4f}  {ratio}")  # fmt: skip
+    print("steering: the policies' share of the row's own time, the rest of them included; rows are of "
+          f"{options.tokens} tokens a turn, and so mostly of what a session begins with")  # fmt: skip
+    for line in wrong:
+        print(line)
+    if options.plot:
+        plots.bars([{"name": "steering", "rows": reports}], options.plot, "steering_percent", "% of the row's time")
     finish("overhead", stamp, options, {
-        "kind": kind,
+        "kind": "replayed",
         "clock": "cpu" if options.cpu_time else "wall",
         "rounds": rounds,
         "tokens": run.sums["tokens"],
@@ -197,22 +242,16 @@ def main() -> int:
         "reached": together <= GOAL_PERCENT,
         "opening_s": spent_s.get("opening", 0.0),
         "apart_s": apart_s,
-        "wrong_outputs": len(run.wrong),
-        "rows": {name: {"kind": kind, **said} for name, said in rows.items()},
+        "wrong_outputs": len(wrong),
+        "rows": reports,
     })  # fmt: skip
-    return 1 if run.wrong else 0
+    return 1 if wrong else 0
 
 
-def row_of(run: Measured, spent_s: Mapping[str, float], before_s: Mapping[str, float]) -> dict[str, float]:
-    """What a run took, and its policies of it; `before_s` was spent before it."""
-    tokens = max(1, run.sums["tokens"])
-    steering_s = sum(spent_s.get(group, 0.0) - before_s.get(group, 0.0) for group in (*OVERHEAD, "rest"))
-    return {
-        "ms_per_token": run.ms_per_token,
-        "cloud_s_per_1000_tokens": 1000 * run.sums["cloud_s"] / tokens,
-        "steering_percent": 1e5 * steering_s / max(run.ms_per_token * tokens, 1e-9),
-        "tokens": tokens,
-    }
+def steering_percent(runs: Sequence[Measured]) -> float:
+    """The policies' share of these runs' time."""
+    took_ms = sum(run.ms_per_token * run.sums["tokens"] for run in runs)
+    return 1e5 * sum(run.sums["steering_s"] for run in runs) / max(took_ms, 1e-9)
 
 
 if __name__ == "__main__":

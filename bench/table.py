@@ -64,10 +64,23 @@ def paper_rows(dataset: str) -> dict[str, Row]:
     }
 
 
-def options_of(doc: str, add: Callable[[argparse.ArgumentParser], None] | None = None) -> argparse.Namespace:
-    """The options that every table has, and what `add` adds; `--quick` is worked in."""
+def parsed(parser: argparse.ArgumentParser, **quick: Any) -> argparse.Namespace:
+    """The options that are given; with `--quick` among them, `quick` are the defaults of those that are not."""
+    short = argparse.ArgumentParser(add_help=False)
+    short.add_argument("--quick", action="store_true")
+    if short.parse_known_args()[0].quick:
+        parser.set_defaults(**quick)
+    return parser.parse_args()
+
+
+def options_of(
+    doc: str, add: Callable[[argparse.ArgumentParser], None] | None = None, **quick: Any
+) -> argparse.Namespace:
+    """The options that every table has, and what `add` adds; `quick`: defaults of these with `--quick`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="very little of everything: only to see that it works")
+    parser.add_argument(
+        "--quick", action="store_true", help="very little of everything that is not given: only to see that it works"
+    )
     parser.add_argument("--plot", metavar="FILE", help="draw it too, as the file's ending says (needs matplotlib)")
     for name, default, text in (
         ("seeds", 5, "repetitions, each with a seed of its own"),
@@ -87,15 +100,13 @@ def options_of(doc: str, add: Callable[[argparse.ArgumentParser], None] | None =
     parser.add_argument("--results", default=str(RESULTS), metavar="FOLDER", help="where results are kept")
     if add is not None:
         add(parser)
-    options = parser.parse_args()
+    few = {name: min(parser.get_default(name), 2) for name in ("seeds", "samples")}
+    options = parsed(parser, **few, tokens=16, tune_tokens=8, **quick)
     for name, least in (("seeds", 1), ("samples", 0), ("tune-tokens", 1), ("tokens", 1)):
         if (value := getattr(options, name.replace("-", "_"))) < least:
             raise UsageError(f"--{name}: got {value}, wanted at least {least}")
     if not 0.0 < options.pass_ms < math.inf:
         raise UsageError(f"--pass-ms: got {options.pass_ms:g}, wanted more than 0")
-    if options.quick:
-        options.seeds, options.samples = min(options.seeds, 2), min(options.samples, 2)
-        options.tokens, options.tune_tokens = 16, 8
     return options
 
 

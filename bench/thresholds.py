@@ -55,7 +55,7 @@ class Surface(NamedTuple):
         return {
             "r1": self.values, "r2": self.values, "ms_per_token": self.ms,
             "best": {"sequence_threshold": r1, "token_threshold": r2, "ms_per_token": ms}, "worst_ms_per_token": worst,
-            "useless_share": 0.5, "useless_settings": len(self.useless()), "settings": len(self.values) ** 2,
+            "useless_settings": len(self.useless()), "settings": len(self.values) ** 2,
             "useless_changes_nothing": self.useless_changes_nothing(),
         }  # fmt: skip
 
@@ -85,7 +85,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def cells(options: argparse.Namespace) -> list[Cell]:
     """Scenario 1 for each data set and payload, its surface measured."""
-    side = min(options.side, QUICK_SIDE) if options.quick else options.side
     made = []
     for dataset, records in traces_of(options).items():
         figures = printed.OVERALL[1].get(dataset)
@@ -94,8 +93,8 @@ def cells(options: argparse.Namespace) -> list[Cell]:
                 f"{dataset}, {regime.name}", dataset, records, scenario_link(1, regime), gamma_s(1),
                 options.pass_ms / 1e3, settings=regime.settings, printed={"ms_per_token": figures} if figures else {},
             )  # fmt: skip
-            found = surface(cell, side, options)
-            progress(f"{cell.name}: {side}² thresholds measured")
+            found = surface(cell, options.side, options)
+            progress(f"{cell.name}: {options.side}² thresholds measured")
             made.append(cell._replace(facts={"regime": regime.name, "surface": found.as_json()}))
     return made
 
@@ -145,7 +144,7 @@ def lines(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def main() -> int:
-    options = options_of(__doc__, add)
+    options = options_of(__doc__, add, side=QUICK_SIDE)
     if options.side < 2:
         raise UsageError(f"--side: got {options.side}, wanted at least 2")
     if options.plot:

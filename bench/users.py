@@ -37,7 +37,7 @@ def cells(options: argparse.Namespace) -> list[Cell]:
     """Scenario 1 for each data set, payload and number of clients; without --users, of as many as have prompts."""
     if options.users and min(options.users) < 1:
         raise UsageError(f"--users: got {min(options.users)}, wanted at least 1")
-    counts = options.users or (QUICK_USERS if options.quick else USERS)
+    counts = options.users or USERS
     return [
         Cell(
             f"{users} client{'s' * (users > 1)}, {dataset}, {regime.name}", dataset, records,
@@ -72,7 +72,7 @@ def draw(found: Sequence[Mapping[str, Any]], path: str) -> None:
 
 
 def main() -> int:
-    options = options_of(__doc__, add)
+    options = options_of(__doc__, add, users=QUICK_USERS)
     run("users", options, cells(options), lines=compare, draw=draw)
     return 0
 

@@ -37,7 +37,11 @@ from measuring import Cell, Outcome, Row, tuned  # noqa: E402
 
 STANDING = ("cloud only", "edge only", "co-located", "vanilla", "hsl", "edgellm", "pipesd", "auto")
 COLUMNS = ("kind", "ms_per_token", "cloud_s_per_1000_tokens", "passes_per_token", "bytes_per_token", "acceptance")
-TABLES = [path.stem for path in sorted(BENCH.glob("*.py")) if "options_of(__doc__" in path.read_text()]
+TABLES = [
+    path.stem
+    for path in sorted(BENCH.glob("*.py"))
+    if "options_of(__doc__" in path.read_text() and path.stem != "energy"
+]
 MINE = ("ablation", "bandwidth", "overall", "verification")
 FEW = ("--seeds", "2", "--samples", "1", "--tune-tokens", "4", "--tokens", "6")
 SHORT = {
@@ -124,6 +128,83 @@ def test_every_table_has_its_rows_and_columns(name: str, tiny: str, policy: str,
             ratio = rows[row_name]["over_pipesd"]
             assert ratio["low"] <= ratio["mean"] <= ratio["high"]
             assert (ratio["verdict"] == "no difference") == (ratio["low"] <= 1.0 <= ratio["high"])
+
+
+# Benches that compare no strategies. Any other one has the standing rows and a policy's own.
+OF_NO_STRATEGIES = {
+    "codec", "exactness", "exactness_sampled", "fidelity", "gpu", "planner", "record", "sampling", "simulator",
+    "target", "transport", "tuner",
+}  # fmt: skip
+REAL = ("--pass-ms", "1", "--samples", "1")
+OTHERS = {
+    "energy": ("--scripted", "--regime", "thin", "--seeds", "1", "--tokens", "6", "--tune-tokens", "3", "--each", "1"),
+    "overhead": ("--token-ms", "0", "--rtt-ms", "2", "--gamma-ms", "0.5", "--rounds", "3", "--seeds", "1", "--quick"),
+    "strategies": ("--scripted", "--token-ms", "0", "--rtt-ms", "2", "--quick", "--repetitions", "1"),
+}  # fmt: skip
+
+
+def test_every_bench_that_compares_strategies_is_known_here() -> None:
+    assert set(program.benches()) == OF_NO_STRATEGIES | set(TABLES) | set(OTHERS)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_policy_has_its_row_beside_all_others_where_the_runtime_itself_runs(
+    name: str, policy: str, tmp_path: Path
+) -> None:
+    words = [*OTHERS[name], *REAL, "--only", "cloud only,edge only,pipesd,every", "--policy", policy]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", name, *words, "--results", str(tmp_path)],
+        capture_output=True, text=True, cwd=ROOT, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob(f"{name}-*.json"))) == 1
+    *shown, last = done.stdout.splitlines()
+    found = json.loads(last)
+    for cell in found.get("cells", [found]):
+        assert list(cell["rows"]) == ["cloud only", "edge only", "pipesd", "every"]
+        for row in cell["rows"].values():
+            assert row["kind"] == "replayed" and row["ms_per_token"] > 0  # the models are scripted
+        assert "no interval" in cell["rows"]["every"]["over_pipesd"]["verdict"]
+    assert any(line.startswith("every ") for line in shown)
+
+
+def test_every_row_stands_on_the_map_of_round_trips(
+    tiny: str, policy: str, said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breakeven = importlib.import_module("breakeven")
+    told: list[str] = []
+    beside = breakeven.beside
+    monkeypatch.setattr(breakeven, "beside", lambda found: told.extend(beside(found)) or told)
+    words = (
+        "--seeds",
+        "1",
+        "--samples",
+        "0",
+        "--tokens",
+        "4",
+        "--regime",
+        "thin",
+        "--rtts",
+        "0",
+        "50",
+        "--gammas",
+        "5",
+    )
+    near, far = said("breakeven", *words, "--traces", tiny, "--policy", policy)["cells"]
+    assert all(any(name in line for line in told) for name in (*STANDING, "every"))
+    assert sum(line.count("/") for line in told) == 1 + 2 * (len(STANDING) + 1)
+    for cell in (near, far):
+        assert cell["fastest"] not in cell["ties"] and {*cell["ties"]} <= {*cell["rows"]} - {"edge only", "co-located"}
+
+
+def test_what_is_given_holds_with_quick_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["overall", "--quick", "--tokens", "40", "--seeds", "3"])
+    options = table.options_of("", None, rtts=(1.0,))
+    assert (options.tokens, options.seeds, options.samples, options.tune_tokens) == (40, 3, 2, 8)
+    assert options.rtts == (1.0,)
+    monkeypatch.setattr(sys, "argv", ["overall"])
+    options = table.options_of("", None, rtts=(1.0,))
+    assert (options.tokens, options.seeds, options.samples, options.tune_tokens) == (128, 5, 16, 64)
 
 
 def test_own_rows_stand_behind_and_printed_figures_beside(tiny: str, said: Callable[..., Any]) -> None:
@@ -420,6 +501,8 @@ def test_list_names_every_bench() -> None:
     assert {*MINE, "codec", "strategies", "transport"} <= set(listed)
     assert all(len(line.split()) > 3 for line in listed.values())
     assert "needs --draft --target" in listed["exactness"] and "needs" not in listed["overall"]
+    assert "needs --draft|--scripted)" in listed["strategies"]
+    assert listed["simulator"].endswith("is: committed tokens a second on one core")
 
 
 def test_a_bench_is_run_by_its_name() -> None:
