@@ -134,7 +134,9 @@ def test_where_drafts_are_never_right_the_cloud_alone_is_advised(draft: str, agr
         (["--draft", "no/such.gguf"], 2, "no/such.gguf"),
         (["--draft", "DRAFT", "--cloud", NOWHERE, "--connect-s", "0.3"], 3, "nothing listens there"),
         (["--draft", "SWAPPED"], 4, "id 300"),
-        (["--draft", "DRAFT", "--tokens", "1"], 2, "tokens: got 1, wanted 4 to 4096"),
+        (["--draft", "DRAFT", "--tokens", "1"], 2, "tokens: got 1, wanted 8 to 4096"),
+        (["--draft", "DRAFT", "--cloud", NOWHERE, "--context", "16"], 2, "ids, the draft model's context is 16, and 8"),
+        (["--draft", "DRAFT", "--cloud", NOWHERE, "--prompt", ""], 2, "the prompt is empty"),
         (["--draft", "DRAFT", "--strategy", "hsl"], 2, "unknown option --strategy"),
         (["--draft", "DRAFT", "--policy", "no/such.py"], 2, "no/such.py"),
     ],
@@ -149,6 +151,12 @@ def test_what_cannot_be_is_one_line(
     assert ran.code == code and complaint in ran.complaint
     found = report(ran)
     assert found["error"] and found["fastest"] is None and found["strategies"] is None
+
+
+def test_the_fewest_tokens_behind_one_prompt_are_a_sample(draft: str, agreeing: Serving) -> None:
+    few = ["--prompt", PROMPTS[0], "--tokens", "8", "--samples", "2", "--link-s", "1"]
+    ran = edge("advise", "--draft", draft, "--cloud", agreeing.address, *few, "--json", "--quiet")
+    assert ran.code == 0 and report(ran)["sample"]["tokens"] == 8, ran.err
 
 
 def test_a_target_that_ends_at_once_gives_no_sample(draft: str, agreeing: Serving) -> None:

@@ -51,7 +51,7 @@ log = logging.getLogger("pipesd.edge")
 class AdviseConfig:
     """How much to measure and to try. Raises UsageError for a value out of bounds."""
 
-    tokens: int = option(64, "tokens to write behind each prompt", low=4, high=4096)
+    tokens: int = option(64, "tokens to write behind each prompt", low=LEAST_TOKENS, high=4096)
     samples: int = option(12, "settings of each strategy to try in simulation, at each round trip", low=2, high=1000)
     link_s: float = option(4.0, "measure the link for about so long at most (s)", low=1, high=3600)
 
@@ -131,6 +131,7 @@ class _Advising:
         """The target's texts with the draft model's guesses, as records; link and passes are measured on the way."""
         from pipesd.edge.session import EdgeSession
 
+        _check_room(drafter, tokeniser, prompts)
         parts = {"drafter": drafter, "tokeniser": tokeniser}
         with EdgeSession(replace(self._edge, strategy="cloud"), **parts) as session:  # type: ignore[arg-type]
             assert session.serving is not None
@@ -186,8 +187,7 @@ class _Advising:
         log.info("%s: the draft model reads along", where)
         with self._interrupts.raising():
             reading = read_along(drafter, prompt, said, DEPTH)
-        if not reading.guesses:
-            raise UsageError(f"{where} fills the draft model's context of {len(drafter)} ids: give a shorter one")
+        assert reading.guesses, "the context has room for a few, as was checked"
         output = said[: len(reading.guesses)]
         guesses = tuple(Guess(*seen) for seen in reading.guesses)
         behind = {place: tuple(Guess(*seen) for seen in seens) for place, seens in reading.behind.items()}
@@ -249,3 +249,17 @@ class _Advising:
 
 def _tell_rtt(rtt_s: float) -> None:
     log.info("simulating a round trip of %.3g ms", 1e3 * rtt_s)
+
+
+def _check_room(drafter: Drafter, tokeniser: Tokeniser, prompts: Sequence[str]) -> None:
+    """Raises UsageError for a prompt behind which the draft model has no room to read along."""
+    from pipesd.edge.models import prompt_ids
+
+    drafter.rollback(0)
+    for number, prompt in enumerate(prompts, 1):
+        length = len(prompt_ids(tokeniser, prompt, (), None))
+        if length + LEAST_TOKENS > drafter.room:
+            raise UsageError(
+                f"prompt {number} of {len(prompts)} has {length} ids, the draft model's context is {drafter.room}, "
+                f"and {LEAST_TOKENS} more are needed: give a larger --context, or shorter prompts with --prompt"
+            )
