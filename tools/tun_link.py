@@ -39,7 +39,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -238,23 +238,27 @@ def _time_ms(text: str) -> float:
 
 
 def _cut(text: str) -> tuple[float, float]:
-    at, _, lasts = text.partition(":")
-    try:
-        cut = float(at), float(lasts)
-    except ValueError:
-        cut = math.nan, math.nan
-    if not (0 <= cut[0] < math.inf and 0 < cut[1] < math.inf):
-        raise argparse.ArgumentTypeError(f"{text}: give AT:LASTS in seconds, such as 10:2.5")
-    return cut
+    with _told_by_argparse():
+        from pipesd.sim.cuts import parse_cut
+
+        return parse_cut(text)
 
 
 def _schedule(path: str) -> Schedule:
-    sys.path.append(str(Path(__file__).resolve().parents[1]))  # also where the package is not installed
+    with _told_by_argparse():
+        from pipesd.sim.schedule import Schedule
+
+        return Schedule.load(path)
+
+
+@contextlib.contextmanager
+def _told_by_argparse() -> Iterator[None]:
+    """In here `pipesd` can be imported, also where it is not installed, and what it refuses is argparse's to tell."""
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
     from pipesd.errors import UsageError
-    from pipesd.sim.schedule import Schedule
 
     try:
-        return Schedule.load(path)
+        yield
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

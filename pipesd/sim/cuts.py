@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pipesd.errors import UsageError
 
@@ -13,7 +13,10 @@ Cuts = tuple[tuple[float, float], ...]
 def checked_cuts(cuts: Iterable[tuple[float, float]]) -> Cuts:
     """The cuts in order of time. UsageError unless each begins at 0 or later and lasts longer than 0, both finite."""
     made = []
-    for at_s, lasts_s in cuts:
+    for cut in cuts if isinstance(cuts, Iterable) else (cuts,):
+        if not (isinstance(cut, Sequence) and len(cut) == 2 and all(isinstance(each, int | float) for each in cut)):
+            raise UsageError(f"link: the cut {cut!r:.60}; give pairs (when it begins, how long it lasts), in s")
+        at_s, lasts_s = cut
         if not (0 <= at_s < math.inf and 0 < lasts_s < math.inf):
             raise UsageError(f"link: a cut at {at_s} s for {lasts_s} s; give a time from 0 and a length above 0")
         made.append((float(at_s), float(lasts_s)))
