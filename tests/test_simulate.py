@@ -14,6 +14,7 @@ from virtual import Scene
 from pipesd import simulate
 from pipesd.errors import UsageError
 from pipesd.sim.check import check_file
+from pipesd.sim.synthetic import synthetic_trace
 
 PROMPTS = ([256, 72, 105], [256, 72, 105, 33, 10], [256, 87])
 TOKENS = 50
@@ -60,6 +61,12 @@ def test_jitter_that_is_always_the_same_is_latency(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("random.Random.random", lambda _: 0.5)
     jittered = simulate(records, link=link_of(scene, jitter_s=0.0062), settings=scene.edge, **pace)
     assert jittered.tpt_ms == pytest.approx(late.tpt_ms, abs=1e-3) and jittered.ids == late.ids
+
+
+def test_what_is_tried_while_it_runs_follows_the_seed() -> None:
+    records = synthetic_trace(3, 90, seed=4).records
+    runs = [simulate(records, gamma_s=0.01, pass_s=0.05, seed=seed) for seed in (0, 1, 1)]
+    assert runs[0].tpt_ms != runs[1].tpt_ms == runs[2].tpt_ms
 
 
 def test_chance_follows_its_seed() -> None:

@@ -118,6 +118,7 @@ class User:
     ) -> None:
         self.number = number
         self.clock = Clock()
+        self._seed = seed
         self.link = SimLink(self, world, cloud, link, f"{seed} {number}")
         self.each: list[dict[str, Any]] = []
         self.said: list[tuple[int, tuple[int, ...]]] = []
@@ -142,7 +143,7 @@ class User:
         loop.connection = Connection(self._config, self.clock, self._events, link=self.link, round_trips=round_trips)
         self._welcome = loop.connection.greet(loop.machine.session, self._tokeniser)
         if steering is not None and self._strategy.tuned:
-            steering.tune(Tuning(self._strategy))
+            steering.tune(Tuning(self._strategy, seed=self._seed))
 
     def begin(self, start_s: float, records: Sequence[tuple[int, Record]], max_tokens: int | None) -> None:
         """Generate behind these records from now on."""

@@ -62,7 +62,8 @@ def simulate(
     `link`: of each user, none takes no time; `gamma_s` is what drafting a token takes, `pass_s` and `token_s` what a
     pass of the target takes, and each id in it. `max_tokens`: of each output, at most what was recorded. User u
     generates behind `records[u::users]`, one after the other in one session; all share one machine and its passes.
-    `seed` is of what happens by chance on the links. A strategy that tunes itself begins without earlier knowledge.
+    `seed` is of what happens by chance on the links, and of what a strategy that tunes itself tries (a session always
+    has 0); it begins without earlier knowledge.
 
     Raises UsageError for what cannot be run: no records, fewer than users, a time below 0, settings out of bounds.
     """
