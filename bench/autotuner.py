@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import printed
-from measuring import Cell, Cost, Row, Search, Space, ms_per_token, run_row, split
+from measuring import Cell, Row, Search, ms_per_token, run_row, split
 from paired import paired_ratio
 from scenarios import gamma_s, scenario_link
 from searches import WAYS, Found, Thresholds, pieces
@@ -30,6 +30,7 @@ from pipesd.errors import UsageError
 from pipesd.policy.search_space import Setting
 from pipesd.policy.tuner import SAMPLES
 from pipesd.policy.tuning import TRIAL_TOKENS
+from pipesd.sim.search import Cost, Space
 
 PIPESD = Row({"strategy": "pipesd"})
 ONLINE = Row({"strategy": "pipesd", "tuning": "auto"})
@@ -99,7 +100,8 @@ def main() -> int:
     options = options_of(__doc__, add)
     if options.trial_tokens < 1:
         raise UsageError(f"--trial-tokens: got {options.trial_tokens}, wanted at least 1")
-    options.samples = min(options.samples, SAMPLES)
+    if not 1 <= options.samples <= SAMPLES:
+        raise UsageError(f"--samples: got {options.samples}, wanted 1 to {SAMPLES}: the grid has no more settings")
     made: Made = {}
 
     def own_rows(cell: Cell) -> dict[str, Row]:

@@ -26,9 +26,7 @@ from pipesd.errors import Unreachable
 from pipesd.policy.search_space import Setting
 from pipesd.sim.link_model import Link
 from pipesd.sim.schedule import Schedule
-from pipesd.sim.search import Cost as Cost
-from pipesd.sim.search import Space as Space
-from pipesd.sim.search import fastest
+from pipesd.sim.search import Cost, Space, fastest
 from pipesd.sim.simulate import simulate
 from pipesd.sim.trace import Record
 

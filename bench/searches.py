@@ -17,6 +17,7 @@ from pipesd.policy.search_space import Parameter, Setting
 from pipesd.policy.strategy import make_strategy
 from pipesd.policy.tuner import PAPER_XI, SAMPLES, XI, Tuner
 from pipesd.policy.tuning import TRIAL_TOKENS, point_of, settings_of, space_of
+from pipesd.sim.search import asked
 from pipesd.sim.trace import Record
 
 GRID_SIDE = 4
@@ -105,12 +106,9 @@ def pieces(records: Sequence[Record], count: int, seed: int, tokens: int = TRIAL
 
 def _asked(tuner: Tuner, thresholds_of: Callable[[Setting], Mapping[str, Any]], cost: Cost, samples: int) -> Found:
     """Ask and tell until the budget is spent; what the tuner calls best is found."""
-    made = []
-    for number in range(samples):
-        point = tuner.ask()
-        made.append(Sample(thresholds_of(point), cost(number, thresholds_of(point))))
-        tuner.tell(point, made[-1].tpt_s)
-    return Found(thresholds_of(tuner.best[0]), tuple(made))
+    number = itertools.count()
+    tried = asked(tuner, lambda point: cost(next(number), thresholds_of(point)), samples)
+    return Found(thresholds_of(tuner.best[0]), tuple(Sample(thresholds_of(point), tpt_s) for point, tpt_s in tried))
 
 
 def _listed(points: Sequence[Thresholds], cost: Cost) -> Found:
