@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +16,12 @@ from typing import Any, Literal, NamedTuple
 
 from pipesd.config import EdgeConfig, GenerateConfig, make_config
 from pipesd.core import Drawn
+from pipesd.edge.advise_reading import Seen, read_along
 from pipesd.edge.chat import Conversation
-from pipesd.edge.local import PREFILL_CHUNK
 from pipesd.edge.models import Drafter, Tokeniser
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import UsageError
-from pipesd.policy.sampler import Choice, Chooser, Sampler
+from pipesd.policy.sampler import Chooser, Sampler
 from pipesd.policy.sampling import make_sampling
 from pipesd.protocol.vocabulary import vocabulary_hash
 from pipesd.sim.trace import DEPTH, Guess, Record, Trace
@@ -155,69 +154,32 @@ class Recorder:
         """`options`: of `generate`, without a seed."""
         self._drafter, self._depth = drafter, depth
         self._sampling = make_sampling(make_config(GenerateConfig, {}, options))
-        self._took_s: list[float] = []
+        self._times_s: list[float] = []
 
     @property
     def gamma_s(self) -> float:
         """The median of what a draft token has taken so far."""
-        return statistics.median(self._took_s)
+        return statistics.median(self._times_s)
 
     def record(self, said: Said) -> Record:
         """The record of one output."""
-        drafter, watched = self._drafter, Watched(Sampler(self._sampling, said.seed or 0, margins=True))
-        drafter.rollback(0)
-        drafter.extend(said.prompt)
-        while drafter.prefill(PREFILL_CHUNK):
-            pass
-        guesses: list[Guess] = []
-        behind: dict[int, tuple[Guess, ...]] = {}
-        for i, token_id in enumerate(said.output):
-            if not drafter.room:
-                raise UsageError(f"prompt and output do not fit into the draft model's context of {len(drafter)} ids")
-            guesses.append(self._guess(watched))
-            if guesses[-1].id != token_id or i == len(said.output) - 1:
-                behind[i] = tuple(self._guess(watched) for _ in range(min(self._depth - 1, drafter.room)))
-                drafter.rollback(len(said.prompt) + i)
-                drafter.extend([token_id])
-        return Record(said.prompt, said.output, tuple(guesses), behind, said.seed, said.finish)
+        sampler = Sampler(self._sampling, said.seed or 0, margins=True)
+        reading = read_along(self._drafter, said.prompt, said.output, self._depth - 1, chooser=sampler)
+        if len(reading.guesses) < len(said.output):
+            context = len(said.prompt) + len(reading.guesses)
+            raise UsageError(f"prompt and output do not fit into the draft model's context of {context} ids")
+        self._times_s += reading.times_s
+        behind = {i: tuple(map(_guess, seen)) for i, seen in reading.behind.items()}
+        return Record(said.prompt, said.output, tuple(map(_guess, reading.guesses)), behind, said.seed, said.finish)
 
-    def _guess(self, watched: Watched) -> Guess:
-        began_s = time.perf_counter()
-        drawn = self._drafter.draft(watched)
-        self._took_s.append(time.perf_counter() - began_s - watched.took_s)
-        runner_up, ratio = watched.runner_up, watched.ratio
-        return Guess(
-            drawn.id, _rounded(drawn.p_draft), _rounded(drawn.entropy), runner_up, _rounded(drawn.p_draft * ratio),
-            _rounded(drawn.margin),
-        )  # fmt: skip
+
+def _guess(seen: Seen) -> Guess:
+    p_draft, entropy, p_runner_up, margin = map(_rounded, (seen.p_draft, seen.entropy, seen.p_runner_up, seen.margin))
+    return Guess(seen.id, p_draft, entropy, seen.runner_up, p_runner_up, margin)
 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
-
-
-class Watched:
-    """A sampler's choices; beside each the most probable other id, `ratio` times as probable, and the time that it
-    took to find."""
-
-    runner_up, ratio, took_s = 0, 0.0, 0.0
-
-    def __init__(self, inner: Chooser) -> None:
-        self._inner = inner
-
-    def choose(self, row: Any, position: int, prefix: Sequence[int]) -> Choice | None:
-        import numpy as np
-
-        choice = self._inner.choose(row, position, prefix)
-        began_s = time.perf_counter()
-        own = int(row.argmax()) if choice is None else choice.id
-        others = row.copy()
-        others[own] = -np.inf
-        self.runner_up = int(others.argmax())
-        above = float(others[self.runner_up]) - float(row[own])
-        self.ratio = float(np.exp(above)) if np.isfinite(above) else 0.0
-        self.took_s = time.perf_counter() - began_s
-        return choice
 
 
 class Told:

@@ -16,8 +16,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "bench"))
 import record as program  # noqa: E402
 from clouds import LAW, serving  # noqa: E402
-from recording import LONGEST_PROMPT, Recorder, Said, Watched, Wish, prompts_of, record_trace  # noqa: E402
+from recording import LONGEST_PROMPT, Recorder, Said, Wish, prompts_of, record_trace  # noqa: E402
 
+from pipesd.edge.advise_reading import TwoBest  # noqa: E402
 from pipesd.errors import UsageError  # noqa: E402
 from pipesd.policy.sampler import Sampler  # noqa: E402
 from pipesd.policy.sampling import Sampling  # noqa: E402
@@ -130,14 +131,14 @@ def test_the_runner_up_is_the_most_probable_other_id() -> None:
     rng = np.random.default_rng(0)
     for seed in range(20):
         row = rng.normal(size=30).astype(np.float32)
-        watched = Watched(Sampler(Sampling(temperature=1.0), seed))
+        watched = TwoBest(Sampler(Sampling(temperature=1.0), seed))
         choice = watched.choose(row, 3, (1, 2, 3))
         assert choice is not None
         share, order = probabilities(row), np.argsort(-row)
-        assert watched.runner_up == next(i for i in order if i != choice.id)
-        assert watched.ratio == pytest.approx(share[watched.runner_up] / share[choice.id], rel=1e-5)
-    nothing = Watched(Sampler(Sampling(temperature=1.0), 0))
-    assert nothing.choose(np.full(4, math.nan, np.float32), 0, ()) is None and nothing.ratio == 0.0
+        assert watched.second == next(i for i in order if i != choice.id)
+        assert watched.share == pytest.approx(share[watched.second] / share[choice.id], rel=1e-5)
+    nothing = TwoBest(Sampler(Sampling(temperature=1.0), 0))
+    assert nothing.choose(np.full(4, math.nan, np.float32), 0, ()) is None and nothing.share == 0.0
 
 
 def test_files_without_prompts(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A draft model reads along: what it would guess at each place of a text, and how it would go on after a wrong guess.
 
-Behind each true prefix the model draws its most probable id. Where that is not the text's, it drafts on behind its own
-guess, as it does in a run until the verdict comes; then it is put back onto the text.
+Behind each true prefix the model draws an id, its most probable one where nothing else is said. Where that is not the
+text's, it drafts on behind its own guess, as it does in a run until the verdict comes; then it is put back onto the
+text.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from pipesd.edge.local import PREFILL_CHUNK
 from pipesd.edge.models import Drafter
-from pipesd.policy.sampler import Choice
+from pipesd.policy.sampler import Choice, Chooser
 
-PREFILL_CHUNK = 128  # ids between two looks at a signal
+MOST_AHEAD = 80.0  # of logits: beyond it no float32 tells a probability from 0
 
 
 class Seen(NamedTuple):
-    """A guess: its id, probability and entropy (nats) at temperature 1; the second most probable id."""
+    """A guess: its id, probability and entropy (nats) at temperature 1; the most probable other id; by how much the
+    guess was ahead, as its chooser says."""
 
     id: int
     p_draft: float
     entropy: float
     runner_up: int
     p_runner_up: float
+    margin: float = 0.0
 
 
 class Reading(NamedTuple):
@@ -36,23 +40,26 @@ class Reading(NamedTuple):
     times_s: tuple[float, ...]
 
 
-class _TwoBest:
-    """Takes the most probable id, and remembers the second."""
+class TwoBest:
+    """What another chooser takes, by default the most probable id, and beside it the most probable of all others."""
 
-    def __init__(self) -> None:
-        self.second, self.share = 0, 0.0  # which id, and its probability as a share of the first's
-        self.took_s = 0.0  # all looks together: no part of drafting
+    second, share = 0, 0.0  # which id, and how many times as probable as the chosen one
+    took_s = 0.0  # the looks for it: no part of drafting
+
+    def __init__(self, chooser: Chooser | None = None) -> None:
+        self._chooser = chooser
 
     def choose(self, row: Any, position: int, prefix: Sequence[int]) -> Choice | None:
+        choice = None if self._chooser is None else self._chooser.choose(row, position, prefix)
         begun_s = time.perf_counter()
         rest = row.copy()
-        best = int(rest.argmax())
-        rest[best] = -math.inf
+        own = int(rest.argmax()) if choice is None else choice.id
+        rest[own] = -math.inf
         self.second = int(rest.argmax())
-        share = math.exp(min(float(rest[self.second]) - float(row[best]), 0.0))
-        self.share = share if share <= 1.0 else 0.0  # what is not finite is no number to compare with
+        ahead = float(rest[self.second]) - float(row[own])
+        self.share = math.exp(min(ahead, MOST_AHEAD)) if math.isfinite(ahead) else 0.0  # else no number to compare with
         self.took_s += time.perf_counter() - begun_s
-        return Choice(best, 0.0, None)
+        return Choice(own, 0.0, None) if self._chooser is None else choice
 
 
 def read_along(
@@ -61,10 +68,11 @@ def read_along(
     text: Sequence[int],
     depth: int,
     tell: Callable[[int], None] = lambda place: None,
+    chooser: Chooser | None = None,
 ) -> Reading:
-    """Let `drafter` guess at each id of `text` behind `prompt`, and go on for up to `depth` ids behind each wrong guess
-    and behind the last; `tell` is called with each place. Ends early where the model's context is full. Raises
-    DrafterFailed."""
+    """Let `drafter` guess, as `chooser` draws, at each id of `text` behind `prompt`, and go on for up to `depth` ids
+    behind each wrong guess and behind the last; `tell` is called with each place. Ends early where the model's context
+    is full. Raises DrafterFailed."""
     drafter.rollback(0)
     drafter.extend(prompt)
     while drafter.prefill(PREFILL_CHUNK):
@@ -72,14 +80,14 @@ def read_along(
     guesses: list[Seen] = []
     behind: dict[int, tuple[Seen, ...]] = {}
     times_s: list[float] = []
-    two_best = _TwoBest()
+    two_best = TwoBest(chooser)
 
     def guess() -> Seen:
         begun_s, looked_s = time.perf_counter(), two_best.took_s
         drawn = drafter.draft(two_best)
         times_s.append(time.perf_counter() - begun_s - (two_best.took_s - looked_s))
         share = two_best.share
-        return Seen(drawn.id, drawn.p_draft, drawn.entropy, two_best.second, share * drawn.p_draft)
+        return Seen(drawn.id, drawn.p_draft, drawn.entropy, two_best.second, share * drawn.p_draft, drawn.margin)
 
     for place, said in enumerate(text[: drafter.room]):
         tell(place)
