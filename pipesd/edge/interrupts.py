@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from pipesd.errors import Cancelled
 
-PATIENCE_S = 1.5  # how long an interrupted program may take to end by itself
+PATIENCE_S = 1.3  # how long an interrupted program may take to end by itself
 WORDS_S = 0.3  # and its last words
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SETTLED = b"\0"  # no signal has this number
