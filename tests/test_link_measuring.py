@@ -292,6 +292,20 @@ def test_a_slope_that_cannot_be_told_from_0_is_beta_0() -> None:
     assert figures.beta_s == 0.0 and not figures.beta_known and figures.beta_interval[1] > 0
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_beta_at_most_is_never_below_what_the_bytes_take(seed: int) -> None:
+    """Also where the noise of the round trips falls with the size, as if more bytes took less."""
+    chance = random.Random(seed)
+    points = [(size, 0.04 - size * 1e-5 + chance.gauss(0, 3e-4)) for size in SIZES * 10]
+    rest = {"token_bytes": 4, "codec_s": 0.0, "sent": 1, "lost": 0, "status": ProbeStatus.OK, "took_s": 1.0}
+    slow = Rate(1e4, (0.8e4, 1.2e4))
+    bound_s = {up: figures_of(points, [1e-5], up, None, **rest).beta_interval[1] for up in (None, slow)}
+    assert bound_s[None] > 1e-6, "the round trips alone do not show that a token takes nothing"
+    assert bound_s[slow] == pytest.approx(8 * 4 / 0.8e4)
+    told = shown(figures_of(points, [1e-5], slow, None, **rest))
+    assert "at most 4.000" in told and "(its 4 bytes take 3.200 ms by the bandwidth)" in told
+
+
 def test_units() -> None:
     assert to_ms(0.0123456789) == 12.3457 and to_ms(None) is None and to_ms(float("inf")) is None
 

@@ -258,8 +258,8 @@ def print_table(answers: dict[str, list[dict[str, Any]]]) -> None:
     print(f"\n{'':<32}" + "".join(f"{strategy:>12}" for strategy in costs))
     for title, cell in ROWS.items():
         print(f"{title:<32}" + "".join(f"{cell(cost):>12}" for cost in costs.values()))
-    print("Both models share this machine's cores and no network lies between them: only the passes and bytes tell")
-    print("what a cloud would save.\n", flush=True)
+    print("Both models share this machine's cores and no network lies between them, so the times are of this machine")
+    print("alone, whichever is less; passes and bytes are what a cloud of yours would see too.\n", flush=True)
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,18 @@ class LinkFigures:
 
 
 def figures_of(
-    points: Sequence[tuple[int, float]], gaps_s: Sequence[float], up: Rate | None, down: Rate | None, **rest: Any
+    points: Sequence[tuple[int, float]],
+    gaps_s: Sequence[float],
+    up: Rate | None,
+    down: Rate | None,
+    token_bytes: int,
+    **rest: Any,
 ) -> LinkFigures:
-    """The figures from the round trips of single probes (draft tokens, s), at least one, and from the trains' gaps."""
+    """The figures from the round trips of single probes (draft tokens, s), at least one, and from the trains' gaps.
+
+    Where β cannot be told from 0, its upper end is what the round trips allow, which is no closer where their noise
+    happens to fall with the size, or what a token's bytes take at the least bandwidth, whichever is more.
+    """
     assert points, "no probe was answered"
     sizes, times_s = zip(*points, strict=True)
     line = fit_line(sizes, times_s)
@@ -102,11 +111,15 @@ def figures_of(
     beyond_s = [took_s - line.intercept_s - line.slope_s * size for size, took_s in points]
     smallest_s = [took_s for size, took_s in points if size == min(sizes)]
     gap_low_s, gap_high_s = median_interval(gaps_s)
+    beta_high_s = line.slope_high_s
+    if line.spread_enough and not line.slope_known:
+        by_rate_s = 0.0 if up is None else 8 * token_bytes / up.interval[0]
+        beta_high_s = max(beta_high_s, line.slope_half_s, by_rate_s)
     return LinkFigures(
         alpha_s=alpha_s,
         alpha_interval=(line.intercept_low_s / 2, line.intercept_high_s / 2),
         beta_s=None if not line.spread_enough else line.slope_s if line.slope_known else 0.0,
-        beta_interval=(line.slope_low_s, line.slope_high_s),
+        beta_interval=(line.slope_low_s, beta_high_s),
         gap_s=min(median(gaps_s), alpha_s) if gaps_s else None,
         gap_interval=(min(gap_low_s, alpha_s), gap_high_s),
         latency_s=min(times_s) / 2,
@@ -116,6 +129,7 @@ def figures_of(
         down=down,
         line=line,
         points=tuple(points),
+        token_bytes=token_bytes,
         **rest,
     )
 

@@ -123,6 +123,7 @@ class LineFit(NamedTuple):
     slope_low_s: float
     slope_high_s: float
     r2: float  # share of the variance that the line explains, outliers apart; 0 where there is no variance
+    slope_half_s: float  # of the slope's interval before it was cut off at 0; infinite where there was none
     slope_known: bool  # the slope can be told from 0
     spread_enough: bool  # samples and sizes suffice for a slope
     samples: int  # used
@@ -152,7 +153,7 @@ def fit_line(sizes: Sequence[float], times_s: Sequence[float], lags_s: Sequence[
     given, dropped = len(x), int(len(x) - good.sum())
     x, y, lag = x[good], y[good], lag[good]
     if len(x) == 0:
-        return LineFit(0.0, 0.0, 0.0, math.inf, 0.0, math.inf, 0.0, False, False, 0, 0, dropped)
+        return LineFit(0.0, 0.0, 0.0, math.inf, 0.0, math.inf, 0.0, math.inf, False, False, 0, 0, dropped)
 
     order = np.lexsort((lag, y, x))
     x, y, lag = x[order], y[order], lag[order]
@@ -173,7 +174,7 @@ def fit_line(sizes: Sequence[float], times_s: Sequence[float], lags_s: Sequence[
     ones = np.ones_like(x)
     if distinct < FEWEST_SIZES or most - least < 1e-4:  # no slope can be had, but it is no steeper than from the origin
         (intercept,), (half,) = _huber([ones], y, deviation)
-        slope, low, slope_low = 0.0, 0.0, -math.inf
+        slope, low, slope_low, slope_half = 0.0, 0.0, -math.inf, math.inf
         high, slope_high = intercept + half, (intercept + half) / least if least else math.inf
     else:
         (intercept, slope), (half, slope_half) = _huber([ones, x], y, deviation)
@@ -194,6 +195,7 @@ def fit_line(sizes: Sequence[float], times_s: Sequence[float], lags_s: Sequence[
         slope_low_s=min(max(slope_low, 0.0), slope) / unit,
         slope_high_s=max(slope_high, slope) / unit,
         r2=min(max(1 - left / total, 0.0), 1.0) if total > 0 else 0.0,
+        slope_half_s=slope_half / unit,
         slope_known=enough and slope_low > 0,
         spread_enough=enough,
         samples=len(x),
