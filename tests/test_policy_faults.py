@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from pathlib import Path
@@ -21,8 +22,79 @@ from pipesd.streams import Aside, show, utf8_output
 from tests.clouds import serving
 from tests.programs import Models
 from tests.test_batch_program import here
-from tests.test_policy_file import HEAD, MAKE, failed, policy
+from tests.test_policy_file import HEAD, MAKE, PROMPT, generated, policy
 from tests.test_programs_generate import law
+from tests.virtual import Scene, VirtualWorld
+
+LATE = (  # 29 tokens go well
+    "self.n = getattr(self, 'n', 0) + 1\n"
+    "        if self.n < 30: return 'x' if self.n % 3 == 0 else None\n"
+    "        {}"  # line 8
+)
+WRONG = {
+    "raises": ("return 1 / 0", r"line 8\): observe raised ZeroDivisionError: division by zero"),
+    "exits": ("sys.exit('bye')", r"line 8\): observe raised SystemExit: bye"),
+    "below": ("return deep()", r"line 10\): observe raised KeyError: 5"),
+    "number": ("return 5", r"line 5\): observe returned 5, wanted None or the name of a rule"),
+    "truth": ("return True", "observe returned True"),
+    "empty": ("return ''", "observe returned ''"),
+    "reserved": ("return 'must'", "observe returned 'must'"),
+    "lines": ("return 'a\\nb'", "observe returned"),
+    "object": ("return object()", "observe returned a object"),
+}
+DEEP = "def deep():\n    return {}[5]\n"
+
+
+def failed(file: str, message: str, tmp_path: Path) -> int:
+    """Run it into its failure, in the session and in the simulator; how many ids came before."""
+    events = tmp_path / "events"
+    world = VirtualWorld(Scene(edge={"policy": file, "events": str(events)}))
+    truth = generated({"strategy": "cloud"})[0]
+    with world.session as session:
+        seen: list[int] = []
+        with pytest.raises(PolicyFailed, match=message) as caught:
+            for piece in session.generate(PROMPT, max_tokens=80):
+                seen += piece.token_ids
+        assert f"policy mine ({file}, line " in str(caught.value) and "\n" not in str(caught.value)
+        assert tuple(seen) == session.token_ids == truth[: len(seen)] and len(seen) < 80
+        assert session.finish_reason == "error" and session.stats["tokens"] == len(seen)
+        with pytest.raises(PolicyFailed, match=re.escape(str(caught.value))):
+            list(session.generate(PROMPT, max_tokens=80))
+    recorded = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [event["kind"] for event in recorded if event["event"] == "sent"][-1] == "Close"
+    records = synthetic_trace(1, 60, seed=1).records
+    with pytest.raises(PolicyFailed, match=message):
+        simulate(records, gamma_s=0.006, pass_s=0.03, settings={"policy": file})
+    return len(seen)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_goes_wrong_in_a_run_is_one_line_and_what_was_committed_stays(name: str, tmp_path: Path) -> None:
+    statement, message = WRONG[name]
+    assert failed(policy(tmp_path, LATE.format(statement), "", DEEP), message, tmp_path) > 0
+
+
+def test_so_it_is_with_the_other_methods(tmp_path: Path) -> None:
+    bad = "class Bad(BaseBatching):\n    def drafted(self, idle): return 7\n"
+    file = policy(tmp_path, more="batching=Bad", rest=bad)
+    failed(file, r"line 8\): drafted returned 7, wanted 0 or all that wait, 1", tmp_path)
+    for name, arguments in (("decided", "accepted, rejected"), ("asked", ""), ("adopt", "costs")):
+        method = f"class T(T):\n    def {name}(self{arguments and ', ' + arguments}): raise ValueError('no')\n"
+        failed(policy(tmp_path, "return 'x'", rest=method), rf"line 8\): {name} raised ValueError: no", tmp_path)
+
+
+def test_after_its_failure_it_is_not_called_again(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    body = f"open({str(calls)!r}, 'a').write('o'); return 1 / 0"
+    reset = f"class T(T):\n    def reset(self): open({str(calls)!r}, 'a').write('r')\n"
+    with VirtualWorld(Scene(edge={"policy": policy(tmp_path, body, rest=reset)})).session as session:
+        for _ in range(2):
+            with pytest.raises(PolicyFailed, match="ZeroDivisionError"):
+                list(session.generate(PROMPT, max_tokens=80))
+    assert calls.read_text().endswith("ro") and calls.read_text().count("o") == 1
+
+
+# ---- whatever is raised
 
 RAISED = {
     "base": ("raise BaseException('x')", "raised BaseException: x$"),
