@@ -25,7 +25,7 @@ from measuring import Cell, Row, tuned
 from plan_cases import POLICIES, Case, cases, simulated_s, total_s
 from scenarios import gamma_s, scenario_link
 from stamp import end_with, progress
-from table import DATASETS, REFERENCE, SYNTHETIC, options_of, regimes_of, run, traces_of
+from table import REFERENCE, SYNTHETIC, options_of, regimes_of, run, traces_of
 
 from pipesd.errors import UsageError
 from pipesd.policy.token_batches import RUN_GAIN
@@ -76,7 +76,7 @@ def cells(options: argparse.Namespace, known: Mapping[str, Any]) -> list[Cell]:
             f"{dataset}, {regime.name}", dataset, records, scenario_link(1, regime), gamma_s(1), options.pass_ms / 1e3,
             settings=regime.settings, facts={"regime": regime.name, "known_length": known[regime.name]},
         )
-        for dataset, records in traces_of(options, (*DATASETS, SYNTHETIC)).items()
+        for dataset, records in traces_of(options, (*printed.DATASETS, SYNTHETIC)).items()
         for regime in regimes_of(options)
     ]  # fmt: skip
 

@@ -35,7 +35,7 @@ from replay import Replay, replaying
 from runs import AGREEMENT, LAW, STALL_S, scripted_trace
 from scenarios import ALPHA_S, DOWN_MBPS, FAT_BYTES, UP_MBPS, Regime
 from stamp import begin, end_with, finish, progress
-from table import DATASETS, TRACES, chosen, options_of, regimes_of, report, standing_rows, text
+from table import TRACES, chosen, options_of, regimes_of, report, standing_rows, text
 
 from pipesd.config import EdgeConfig
 from pipesd.edge.session import EdgeSession
@@ -99,9 +99,10 @@ def prompts_by_dataset(options: argparse.Namespace, tokeniser: Any) -> dict[str,
     if options.scripted:
         count = TUNING_RECORDS + options.each
         return {"scripted": [record.prompt for record in scripted_trace(count, options.tokens).records]}
-    for given in options.prompts or options.traces or DATASETS:
-        path = TRACES / f"{given}.jsonl.gz" if given in DATASETS else Path(given)
-        name = next((known for known in DATASETS if path.name.lower().startswith(known)), path.name.split(".")[0])
+    for given in options.prompts or options.traces or printed.DATASETS:
+        path = TRACES / f"{given}.jsonl.gz" if given in printed.DATASETS else Path(given)
+        named = (known for known in printed.DATASETS if path.name.lower().startswith(known))
+        name = next(named, path.name.split(".")[0])
         if options.prompts:
             ids = [tuple(tokeniser.encode(prompt, special=True)) for prompt in prompts_of([given])]
         else:

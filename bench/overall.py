@@ -13,7 +13,7 @@ import printed
 from measuring import Cell
 from scenarios import EDGES, gamma_s, scenario_link
 from stamp import end_with
-from table import DATASETS, SYNTHETIC, options_of, paper_rows, regimes_of, run, traces_of
+from table import SYNTHETIC, options_of, paper_rows, regimes_of, run, traces_of
 
 from pipesd.errors import UsageError
 
@@ -22,7 +22,7 @@ def cells(options: argparse.Namespace) -> list[Cell]:
     """A cell for each scenario, data set and regime."""
     found = []
     for scenario in options.scenarios:
-        for dataset, records in traces_of(options, (*DATASETS, SYNTHETIC)).items():
+        for dataset, records in traces_of(options, (*printed.DATASETS, SYNTHETIC)).items():
             figures = printed.OVERALL[scenario].get("humaneval" if dataset == SYNTHETIC else dataset)
             for regime in regimes_of(options):
                 found.append(Cell(

@@ -64,8 +64,3 @@ BATCHING = (1.02, 2.06)
 
 # Appendix I: so much less time per token than the others, per cent, with 2 to 8 clients.
 USERS_PERCENT = (22.9, 37.1)
-
-
-def ratios(figures: Figures, reference: str = "pipesd") -> dict[str, float]:
-    """Each row's figure over that of `reference`, which itself is left out."""
-    return {name: value / figures[reference] for name, value in figures.items() if name != reference}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from measuring import TUNING_RECORDS, Cell, Outcome, Row, measure, ms_per_token, over, tuned
+from printed import DATASETS
 from scenarios import PASS_S, REGIMES, Regime, paper_settings
 from stamp import RESULTS, begin, finish
 
@@ -25,7 +26,6 @@ from pipesd.sim.trace import Record, Trace
 
 REFERENCE = "pipesd"
 TRACES = Path(__file__).parent / "traces"
-DATASETS = ("humaneval", "gsm8k")
 SYNTHETIC = "table7"
 SUMMED = ("tokens", "rounds", "navs", "drafted", "verified", "accepted", "promoted", "discarded", "stale",
           "target_passes", "bytes_up", "bytes_down", "cloud_s", "machine_s", "draft_s")  # fmt: skip

@@ -105,12 +105,6 @@ def test_a_record_of_another_pair(record: Record, why: str) -> None:
         replace(TRACE, records=(record,))
 
 
-def test_a_pass_as_a_line_through_what_was_measured() -> None:
-    assert TRACE.pace() == pytest.approx((0.02, 0.01))
-    assert replace(TRACE, pass_s={1: 0.5}).pace() == (0.5, 0.0) and replace(TRACE, pass_s={}).pace() == (0.0, 0.0)
-    assert replace(TRACE, pass_s={1: 0.5, 2: 0.3}).pace() == pytest.approx((0.4, 0.0))  # no pass gets faster by more
-
-
 @settings(max_examples=60)
 @given(traces)
 def test_a_file_gives_back_what_was_saved(tmp_path_factory: pytest.TempPathFactory, trace: Trace) -> None:

@@ -45,14 +45,13 @@ class Surroundings(Protocol):
 
 class SimCloud:
     """A front and its one worker. A pass takes `pass_s` and `token_s` for each id in it; `busy_s` sums the passes that
-    verify, `passes` counts them."""
+    verify."""
 
     def __init__(self, world: Surroundings, users: int, pass_s: float, token_s: float) -> None:
         limits = CloudLimits(context=CONTEXT, vocabulary_size=VOCABULARY_SIZE, max_sessions=users)
         self.machine = CloudMachine(limits, max(1, math.ceil(1000 * (pass_s + token_s))))
         self.target = TraceTarget()
         self.busy_s = 0.0
-        self.passes = 0
         self._world = world
         self._pass_s, self._token_s = pass_s, token_s
         self._waiting: list[Message] = []  # for the worker, while it computes
@@ -99,7 +98,6 @@ class SimCloud:
     def _finish(self, work: Sequence[Work], took_s: float) -> None:
         """The pass is over: each session is told."""
         if work[0].rows:
-            self.passes += 1
             self.busy_s += took_s
         for item in work:
             self._say(self.machine.done(item, self.target.choices(item), took_s, self._world.now_s))

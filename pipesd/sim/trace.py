@@ -128,16 +128,6 @@ class Trace:
             if len(guesses) > deepest:
                 raise UsageError(f"behind: {len(guesses)} guesses at place {i}, want at most {deepest}: depth less one")
 
-    def pace(self) -> tuple[float, float]:
-        """The pass as (pass_s, token_s): a pass over n ids takes pass_s + token_s·n, by least squares; (0, 0) where
-        none was measured."""
-        if len(self.pass_s) < 2:
-            return next(iter(self.pass_s.values()), 0.0), 0.0
-        mean_n, mean_s = (sum(values) / len(self.pass_s) for values in (self.pass_s, self.pass_s.values()))
-        spread = sum((n - mean_n) ** 2 for n in self.pass_s)
-        token_s = max(0.0, sum((n - mean_n) * (s - mean_s) for n, s in self.pass_s.items()) / spread)
-        return max(0.0, mean_s - token_s * mean_n), token_s
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file; the same trace always gives the same bytes. UsageError where it cannot be written."""
         from pipesd.sim.trace_file import write_trace
