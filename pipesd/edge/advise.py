@@ -214,7 +214,7 @@ class _Advising:
     # -- comparing ----------------------------------------------------------------------------------------------------
 
     def _compare(self, records: Sequence[Any]) -> None:
-        from pipesd.sim.advice import EXACT, Adviser, Place, interval, split
+        from pipesd.sim.advice import EXACT, MOST_RTT_S, Adviser, Place, interval, split
         from pipesd.sim.link_model import Link
 
         findings = self._findings
@@ -242,7 +242,7 @@ class _Advising:
             findings.lead = first.tpt_s / second.tpt_s, interval(first.each, second.each)
             findings.cheapest = min(expected, key=lambda each: each.cloud_s_per_1000_tokens).strategy
             findings.command = command(self._edge, first.settings)
-            findings.rtt_s = place.rtt_s
+            findings.rtt_s, findings.most_rtt_s = place.rtt_s, MOST_RTT_S
             findings.below = adviser.change(above=False, margin=MARGIN)
             findings.above = adviser.change(above=True, margin=MARGIN)
 

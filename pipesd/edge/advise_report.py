@@ -21,7 +21,6 @@ NAMES = (
     "cheapest rtt_ms change_below change_above command error"
 ).split()
 KEPT = ("draft", "cloud", "draft_ahead", "link_model", "confidence", "context", "threads", "gpu_layers")
-MOST_RTT = "1 s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +80,7 @@ class Findings:
     cheapest: str | None = None
     command: str | None = None
     rtt_s: float | None = None
+    most_rtt_s: float | None = None  # no further round trip was looked at
     below: Any = None  # (rtt_s, strategy), see pipesd.sim.advice.Change
     above: Any = None
 
@@ -206,15 +206,16 @@ def _sentences(findings: Findings) -> Iterator[str]:
 
 
 def _changes(findings: Findings) -> str:
-    assert findings.rows is not None
+    assert findings.rows is not None and findings.most_rtt_s is not None
+    most = f"{findings.most_rtt_s:g} s"
     name, parts = findings.rows[0].strategy, []
     for change, word in ((findings.below, "below"), (findings.above, "above")):
         if change is not None:
             parts.append(f"{word} a round trip of {_ms(change.rtt_s)} ms {change.strategy} would be faster")
     if not parts:
-        return f"At no round trip up to {MOST_RTT} would another be faster than {name}."
+        return f"At no round trip up to {most} would another be faster than {name}."
     if findings.above is None:
-        parts.append(f"up to {MOST_RTT} above it none")
+        parts.append(f"up to {most} above it none")
     told = "; ".join(parts)
     return f"{told[0].upper()}{told[1:]}."
 
