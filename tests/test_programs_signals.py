@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,29 @@ def interrupted(ran: Ran) -> dict[str, Any]:
 def generating(models: Models, *more: object, **settings: Any) -> Iterator[Program]:
     with Program("edge", "generate", *models.options, "--json", *more, **settings) as program:
         yield program
+
+
+CALLED_BACK = """
+import ctypes, signal, sys
+from pipesd.edge.interrupts import Interrupts
+with Interrupts() as interrupts:
+    ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(int(sys.argv[1])))()  # what is raised in there is lost
+    try:
+        with interrupts.raising():
+            print("goes on")
+    except KeyboardInterrupt:
+        print("ends")
+    ctypes.CFUNCTYPE(None)(lambda: 1 / 0)()
+"""
+
+
+def test_while_native_code_calls_back(number: signal.Signals) -> None:
+    """As llama.cpp does while it loads a model: no traceback, and not for nothing. Other errors are still told."""
+    words = [sys.executable, "-c", CALLED_BACK, str(int(number))]
+    ran = subprocess.run(words, env=Program.environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "ends\n")
+    assert "KeyboardInterrupt" not in ran.stderr and ran.stderr.count("Traceback") == 1, ran.stderr
+    assert "ZeroDivisionError" in ran.stderr
 
 
 def test_while_the_prompt_is_read(models: Models, number: signal.Signals) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,12 +57,15 @@ class Interrupts:
             if number != signal.SIGHUP or signal.getsignal(number) == signal.SIG_DFL  # else it is nohup's business
         }
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._lost_before = sys.unraisablehook
+        sys.unraisablehook = self._lost
         self._thread = threading.Thread(target=self._watch, name="pipesd-interrupts", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._mood = _Mood.NOTE
+        sys.unraisablehook = self._lost_before
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
             signal.signal(number, handler if self._came is None else signal.SIG_DFL)
@@ -115,6 +119,12 @@ class Interrupts:
             raise KeyboardInterrupt
         if self._mood is _Mood.CANCEL:
             self._cancel()
+
+    def _lost(self, told: sys.UnraisableHookArgs) -> None:
+        """A KeyboardInterrupt that came while native code called back, as llama.cpp does to log, cannot be raised
+        through it. That is no error: the signal is noted, and the next step or the watching thread ends the program."""
+        if self._came is None or not isinstance(told.exc_value, KeyboardInterrupt):
+            self._lost_before(told)
 
     def _watch(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)  # it is the main thread's wait that a signal is to end
