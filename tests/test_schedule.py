@@ -93,6 +93,7 @@ GOOD = {"every_s": 20, "up_mbps": [1, 2], "down_mbps": [3, 4], "seed": 1}
     [
         (json.dumps(GOOD)[:-9], "cut short"), ("", "empty"), ("[1]", "list"), ("{}", "down_mbps is missing"),
         (json.dumps(GOOD | {"every_s": 0}), "every_s 0"), (json.dumps(GOOD | {"every_s": math.nan}), "every_s nan"),
+        (json.dumps(GOOD | {"every_s": 1e-300}), "every_s 1e-300; give seconds, at least 0.001"),
         (json.dumps(GOOD | {"every_s": "20"}), "every_s '20'"), (json.dumps(GOOD | {"every_s": True}), "every_s True"),
         (json.dumps(GOOD | {"up_mbps": [1, -2]}), r"up_mbps \[1, -2\]"),
         (json.dumps(GOOD | {"up_mbps": 3}), "up_mbps 3"),

@@ -214,7 +214,9 @@ def test_after_a_cut_the_edge_tries_again_at_growing_intervals() -> None:
     "given",
     [
         {"latency_s": -0.1}, {"gap_s": float("inf")}, {"up_bytes_per_s": 0.0}, {"down_bytes_per_s": float("nan")},
-        {"loss": 1.0}, {"jitter_s": float("nan")}, {"cuts": [(0.0, 0.0)]},
+        {"loss": 1.0}, {"jitter_s": float("nan")}, {"cuts": [(0.0, 0.0)]}, {"cuts": [1, 2]}, {"cuts": [(1, 2, 3)]},
+        {"latency_s": "1"}, {"gap_s": None}, {"up_bytes_per_s": "1"}, {"loss": "0"}, {"loss": True},
+        {"bandwidths": 1e6},
         {"bandwidths": Schedule(1.0, (1.0,), (1.0,)), "up_bytes_per_s": 1e6},
     ],
     ids=str,
@@ -224,3 +226,7 @@ def test_links_out_of_bounds_are_refused(given: dict[str, float]) -> None:
         Link(**given)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="gap"):
         Link.streamed(0.01, 0.02)
+    with pytest.raises(UsageError, match="link: gap_s beside alpha"):
+        Link.hockney(0.1, gap_s=0.2)
+    with pytest.raises(UsageError, match=r"a gap of 0\.01 s; give one from 0 to alpha, 'x' s"):
+        Link.streamed("x", 0.01)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, Self
 
 from pipesd.errors import UsageError
@@ -58,12 +59,16 @@ class Link:
     def __post_init__(self) -> None:
         for name in ("latency_s", "gap_s", "up_bytes_per_draft_token", "message_bytes", "jitter_s"):
             value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise UsageError(f"link: {name} {value!r}; give a number from 0")
-        if not (self.up_bytes_per_s > 0 and self.down_bytes_per_s > 0):
-            raise UsageError(f"link: {self.up_bytes_per_s!r} bytes/s up, {self.down_bytes_per_s!r} down; give more")
-        if not 0 <= self.loss < 1:
-            raise UsageError(f"link: a loss of {self.loss!r}; give a share from 0 to below 1")
+            if not is_from_0(value):
+                raise UsageError(f"link: {name} {value!r:.60}; give a number from 0")
+        for name in ("up_bytes_per_s", "down_bytes_per_s"):
+            value = getattr(self, name)
+            if not (_is_number(value) and value > 0):
+                raise UsageError(f"link: {name} {value!r:.60}; give a number above 0")
+        if not (is_from_0(self.loss) and self.loss < 1):
+            raise UsageError(f"link: a loss of {self.loss!r:.60}; give a share from 0 to below 1")
+        if not isinstance(self.bandwidths, Schedule | None):
+            raise UsageError(f"link: bandwidths {self.bandwidths!r:.60}; give a Schedule, or None")
         if self.bandwidths is not None and min(self.up_bytes_per_s, self.down_bytes_per_s) < math.inf:
             raise UsageError("link: rates and bandwidths; give one of them")
         object.__setattr__(self, "cuts", checked_cuts(self.cuts))
@@ -71,13 +76,15 @@ class Link:
     @classmethod
     def hockney(cls, alpha_s: float, **further: Any) -> Self:
         """Each message occupies its direction for `alpha_s` and its bytes, and has arrived then."""
+        if twice := {"gap_s", "latency_s"} & further.keys():
+            raise UsageError(f"link: {min(twice)} beside alpha; all of it is the gap in this model")
         return cls(gap_s=alpha_s, **further)
 
     @classmethod
     def streamed(cls, alpha_s: float, gap_s: float, **further: Any) -> Self:
         """Each message occupies its direction for `gap_s` and its bytes, and arrives `alpha_s - gap_s` later."""
-        if not 0 <= gap_s <= alpha_s:
-            raise UsageError(f"link: a gap of {gap_s!r} s; give one from 0 to alpha, {alpha_s!r} s")
+        if not (is_from_0(alpha_s) and is_from_0(gap_s) and gap_s <= alpha_s):
+            raise UsageError(f"link: a gap of {gap_s!r:.60} s; give one from 0 to alpha, {alpha_s!r:.60} s")
         return cls(gap_s=gap_s, latency_s=alpha_s - gap_s, **further)
 
     @property
@@ -92,6 +99,15 @@ class Link:
             wait_s = min(2 * wait_s, MOST_RECONNECT_S)
             tried_s += wait_s
         return tried_s + HANDSHAKE_RTTS * 2 * self.latency_s
+
+
+def is_from_0(value: Any) -> bool:
+    """Whether it is a finite number that is not below 0."""
+    return _is_number(value) and 0 <= value < math.inf
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 class Line:

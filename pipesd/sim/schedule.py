@@ -19,6 +19,7 @@ from pipesd.json_file import read_object
 
 Way = Literal["up", "down"]
 
+LEAST_EVERY_S = 1e-3  # steps are walked through one by one
 _BYTES_PER_MBIT = 125e3
 
 
@@ -27,7 +28,8 @@ class Schedule:
     """Step k of a cycle lasts from `k * every_s` to `(k + 1) * every_s` and carries `up_mbps[k]` and `down_mbps[k]`
     Mbit/s; after the last one comes the first again. `seed`: what the figures were drawn from, None if they were not.
 
-    UsageError, one line, unless all are finite and above 0 and both directions have the same number of steps.
+    UsageError, one line, unless all are finite and above 0, a step lasts 1 ms or more and both directions have the same
+    number of steps.
     """
 
     every_s: float
@@ -36,8 +38,8 @@ class Schedule:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not _positive(self.every_s):
-            raise UsageError(f"schedule: every_s {self.every_s!r}; give seconds above 0")
+        if not _positive(self.every_s) or self.every_s < LEAST_EVERY_S:
+            raise UsageError(f"schedule: every_s {_short(self.every_s)}; give seconds, at least {LEAST_EVERY_S:g}")
         for name in ("up_mbps", "down_mbps"):
             given = getattr(self, name)
             if not isinstance(given, (tuple, list)) or not given or not all(map(_positive, given)):

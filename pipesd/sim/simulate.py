@@ -10,13 +10,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
-from pipesd.config import EdgeConfig
+from pipesd.config import EdgeConfig, make_config
 from pipesd.errors import UsageError
 from pipesd.policy.strategy import make_strategy
 from pipesd.policy.token_batches import warmup
-from pipesd.sim.link_model import Link
+from pipesd.sim.link_model import Link, is_from_0
 from pipesd.sim.sim_cloud import SimCloud
 from pipesd.sim.sim_user import User
 from pipesd.sim.sim_world import World
@@ -68,8 +69,8 @@ def simulate(
     Raises UsageError for what cannot be run: no records, fewer than users, a time below 0, settings out of bounds.
     """
     link = link or Link()
-    config = EdgeConfig(**(settings or {}))
-    _check(records, users, config, gamma_s=gamma_s, pass_s=pass_s, token_s=token_s, max_tokens=max_tokens)
+    config = make_config(EdgeConfig, settings or {}, {})
+    _check(records, users, seed, config, gamma_s=gamma_s, pass_s=pass_s, token_s=token_s, max_tokens=max_tokens)
     if make_strategy(config).batching == "dp":
         warmup()
     world = World()
@@ -90,14 +91,20 @@ def simulate(
     return Simulated(stats["tpt_ms"], stats, tuple(each), tuple(ids), elapsed_s)
 
 
-def _check(records: Sequence[Record], users: int, config: EdgeConfig, max_tokens: int | None, **times_s: float) -> None:
+def _check(
+    records: Sequence[Record], users: int, seed: int, config: EdgeConfig, max_tokens: int | None, **times_s: float
+) -> None:
+    whole: dict[str, Any] = {"users": users, "seed": seed, "max_tokens": 1 if max_tokens is None else max_tokens}
+    for name, number in whole.items():
+        if isinstance(number, bool) or not isinstance(number, Integral):
+            raise UsageError(f"{name} {number!r:.60}: want a whole number")
     if not 1 <= users <= len(records):
         raise UsageError(f"users {users}: want from 1 up to the number of records, {len(records)}")
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"max_tokens {max_tokens}: want at least 1")
     for name, value in times_s.items():
-        if not 0 <= value < math.inf:
-            raise UsageError(f"{name} {value}: want seconds from 0")
+        if not is_from_0(value):
+            raise UsageError(f"{name} {value!r:.60}: want seconds from 0")
     if config.events and users > 1:
         raise UsageError("events: the log is of one user; leave it out, or simulate one")
 
