@@ -304,6 +304,35 @@ def test_it_tidies_up_after_a_signal_and_at_the_end_of_stdin(number: signal.Sign
     assert not {made["edge"], made["cloud"]} & namespaces()
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_where_stdin_is_at_its_end_it_says_how_to_run_it(closed: bool) -> None:
+    """As of a shell that starts it in the background; whoever it is that asks, root or not."""
+    command = f"exec '{sys.executable}' '{PROGRAM}' {'<&-' if closed else '</dev/null'}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: the link lasts until its stdin ends") and tun_link.BACKGROUND in done.stderr
+
+
+@needs_root
+def test_in_the_background_it_runs_as_it_says() -> None:
+    command = tun_link.BACKGROUND.replace("sleep 1d", "sleep 60").replace("OPTIONS", "--delay-ms 1")
+    script = f"{command} link=$!; read go; kill $link"
+    process = subprocess.Popen(["bash", "-c", script], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
+    assert process.stdout is not None
+    try:
+        made = json.loads(process.stdout.readline())
+        assert {made["edge"], made["cloud"]} <= namespaces()
+        assert process.stdin is not None
+        process.stdin.write(b"on\n")
+        process.stdin.flush()
+        wait_until(lambda: not {made["edge"], made["cloud"]} & namespaces(), "the end of its namespaces")
+        assert process.wait(20) == 0
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # what `sleep` is left
+        process.communicate()
+
+
 @needs_root
 def test_what_a_killed_one_left_is_removed_by_the_next() -> None:
     process, made = started()

@@ -10,7 +10,8 @@ stay in order), and loses some at random and all during a cut. Rates may follow 
     tools/tun_link.py --delay-ms 25 --schedule bench/scenario4.json --cut 30:2
 
 prints one JSON line, {"edge": NAMESPACE, "cloud": NAMESPACE, "address": IP}, and runs until a signal or the end of its
-stdin. Then `ip netns exec NAMESPACE COMMAND` runs a command at either end; the cloud is at IP, the edge at IP - 1.
+stdin: in the background, or from a script that has none, give it one that stays open, as `sleep 1d |` before it does.
+Then `ip netns exec NAMESPACE COMMAND` runs a command at either end; the cloud is at IP, the edge at IP - 1.
 Packets count in the rate with their IP and TCP headers. In a program:
 
     with TunLink(delay_s=0.02, up_bytes_per_s=2.5e6) as link:
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 TUN = "/dev/net/tun"
 EDGE_ADDRESS, CLOUD_ADDRESS = "10.213.7.1", "10.213.7.2"  # in namespaces of their own they are in nobody's way
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+BACKGROUND = "sleep 1d | tools/tun_link.py OPTIONS &"
 _MTU_BYTES = 1500
 _PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
 _NAME = re.compile(r"pipesd-(\d+)-(?:edge|cloud)\b")
@@ -202,6 +204,14 @@ def _carry(edge: int, cloud: int, up: Direction, down: Direction) -> None:
             return
 
 
+def _stdin_has_ended() -> bool:
+    """Whether there is none, or nothing will ever come of it."""
+    if sys.stdin is None:
+        return True
+    descriptor = sys.stdin.fileno()
+    return bool(select.select([descriptor], [], [], 0)[0]) and not os.read(descriptor, 4096)
+
+
 def _ignore_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -265,7 +275,9 @@ def _told_by_argparse() -> Iterator[None]:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="tools/tun_link.py", description="Emulates a slow link between two network namespaces (Linux, root)."
+        prog="tools/tun_link.py",
+        description="Emulates a slow link between two network namespaces (Linux, root), until a signal or the end of "
+        f"its stdin. In the background: {BACKGROUND}",
     )
     both: tuple[tuple[str, Any, float, str], ...] = (
         ("delay-ms", _time_ms, 0.0, "one way, in each direction; default 0"),
@@ -314,6 +326,12 @@ def _direction(options: argparse.Namespace, way: Literal["up", "down"], seed: in
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a link until a signal or the end of stdin; the exit code."""
     options = _options(arguments)
+    if _stdin_has_ended():
+        print(
+            f"error: the link lasts until its stdin ends, and that has none; in the background run {BACKGROUND}",
+            file=sys.stderr,
+        )
+        return 2
     up, down = _direction(options, "up", 2 * options.seed), _direction(options, "down", 2 * options.seed + 1)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
