@@ -2,7 +2,7 @@
 
 The simulation is the runtime's own code in virtual time, `pipesd.sim.simulate`. What a seed changes: the link's jitter,
 and its bandwidths where they are scenario 4's; the order of the prompts, and so what a session has learnt of the link
-when a prompt's turn comes; the tuner's seed, and so the setting found beforehand. A ratio pairs rows by prompt and
+when a prompt's turn comes; the tuner's seed, beforehand and in a session. A ratio pairs rows by prompt and
 seed. Its interval is over both: prompts and seeds are resampled, each by themselves, as one seed's setting is that of
 all prompts (`pipesd.sim.intervals`).
 """

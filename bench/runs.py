@@ -25,6 +25,7 @@ from pipesd.policy.sampler import Chooser
 from pipesd.protocol.vocabulary import vocabulary_hash
 from pipesd.sim.check import check_file
 from pipesd.sim.drafters import Agreement, ScriptedDrafter
+from pipesd.sim.simulate import SUMMED
 from pipesd.sim.texts import KeyedText, continuation
 from pipesd.sim.tokeniser import ByteTokeniser
 from pipesd.sim.trace import Record, Trace
@@ -34,8 +35,6 @@ STALL_S = 60.0  # a setting that brings nothing new for so long has failed
 LAW = KeyedText(7)  # what a scripted target says
 AGREEMENT = 0.8  # of the scripted drafter
 TRACES = tuple(str(Path(__file__).parent / "traces" / f"{name}.jsonl.gz") for name in ("humaneval", "gsm8k"))
-SUMMED = ("tokens", "rounds", "drafted", "verified", "accepted", "promoted", "discarded", "stale", "navs",
-          "target_passes", "bytes_up", "bytes_down", "cloud_s", "draft_s")  # fmt: skip
 ESTIMATES = ("alpha_ms", "beta_ms", "gap_ms", "gamma_ms", "rtt_ms")
 
 

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Protocol
 import plots
 from measuring import Row, tuned
 from paired import paired_ratio
-from runs import SUMMED, Measured, add_options, edge_of
+from runs import Measured, add_options, edge_of
 from stamp import RESULTS, begin, end_with, finish, progress
 from table import REFERENCE, chosen, joined, parsed, standing_rows
 
@@ -39,6 +39,7 @@ from pipesd.config import EdgeConfig
 from pipesd.errors import Unreachable, UsageError
 from pipesd.policy.search_space import Setting
 from pipesd.sim.search import fastest
+from pipesd.sim.simulate import SUMMED
 from pipesd.sim.trace import Record, Trace
 
 WARM_UP = 8  # tokens

@@ -21,14 +21,13 @@ from scenarios import PASS_S, REGIMES, Regime, paper_settings
 from stamp import RESULTS, begin, finish
 
 from pipesd.errors import UsageError
+from pipesd.sim.simulate import SUMMED
 from pipesd.sim.synthetic import table7
 from pipesd.sim.trace import Record, Trace
 
 REFERENCE = "pipesd"
 TRACES = Path(__file__).parent / "traces"
 SYNTHETIC = "table7"
-SUMMED = ("tokens", "rounds", "navs", "drafted", "verified", "accepted", "promoted", "discarded", "stale",
-          "target_passes", "bytes_up", "bytes_down", "cloud_s", "machine_s", "draft_s")  # fmt: skip
 
 
 def standing_rows(policies: Sequence[str] = ()) -> dict[str, Row]:
@@ -135,7 +134,7 @@ def report(name: str, row: Row, cell: Cell, outcomes: Mapping[str, Sequence[Outc
     """What is said of a row."""
     mine = outcomes[name]
     every = [stats for outcome in mine for stats in outcome.each.values()]
-    sums: dict[str, float] = {key: sum(stats[key] for stats in every) for key in SUMMED}
+    sums: dict[str, float] = {key: sum(stats[key] for stats in every) for key in (*SUMMED, "machine_s")}
     tokens = max(1, sums["tokens"])
     fat = cell.link.up_bytes_per_draft_token * row.linked * (sums["verified"] + sums["stale"])
     said: dict[str, Any] = {
@@ -227,6 +226,8 @@ def run(
         (draw or plots.bars)(found, options.plot)
     for line in lines(found):
         print(line)
+    if options.seeds == 1:
+        print("\none seed: intervals are over prompts alone, and what the tuner's luck did is in none of them")
     print("\npasses, bytes: for each output token, the payload of draft tokens included; accepted: of those verified")
     print("co-located: vanilla at the same drafting speed, without the link; rows -paper: the paper's own settings")
     finish(bench, stamp, options, {"cells": found})

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from pipesd.errors import UsageError
+from pipesd.sim.simulate import SUMMED
 from pipesd.sim.tokeniser import ByteTokeniser, byte_vocabulary
 
 ROOT = Path(__file__).parents[1]
@@ -29,7 +30,7 @@ import strategies  # noqa: E402
 from overhead import Stopwatch  # noqa: E402
 from paired import paired_ratio  # noqa: E402
 from recording import prompts_of  # noqa: E402
-from runs import ESTIMATES, SUMMED, Measured, add_options, edge_of, joined, scripted_trace  # noqa: E402
+from runs import ESTIMATES, Measured, add_options, edge_of, joined, scripted_trace  # noqa: E402
 from stamp import rounded  # noqa: E402
 from table import standing_rows  # noqa: E402
 

@@ -20,6 +20,7 @@ import pipesd
 from pipesd.errors import Unreachable, UsageError
 from pipesd.sim.link_model import Link
 from pipesd.sim.schedule import Schedule
+from pipesd.sim.simulate import SUMMED
 from pipesd.sim.synthetic import synthetic_trace
 from pipesd.sim.trace import Record
 
@@ -263,7 +264,7 @@ class FakeSimulation:
         length = given["settings"].get("draft_length", 4)
         if length == 1:
             raise Unreachable("nothing comes")
-        numbers = dict.fromkeys(table.SUMMED, 1) | {"tokens": 8}
+        numbers = dict.fromkeys(SUMMED, 1) | {"tokens": 8}
         return SimpleNamespace(
             stats={"cloud_s_per_1000_tokens": 25.0},
             each=[
