@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -20,7 +21,7 @@ from pipesd.sim.simulate import simulate
 from pipesd.sim.synthetic import synthetic_trace
 from pipesd.streams import Aside, show, utf8_output
 from tests.clouds import serving
-from tests.programs import Models
+from tests.programs import Models, Program
 from tests.test_batch_program import here
 from tests.test_policy_file import HEAD, MAKE, PROMPT, generated, policy
 from tests.test_programs_generate import law
@@ -222,6 +223,17 @@ def test_results_are_shown_even_while_it_runs(capsys: pytest.CaptureFixture[str]
     assert sys.stdout is before
     print("behind")
     assert tuple(capsys.readouterr()) == ("resultbehind\n", "inner\nouter\n")
+
+
+@pytest.mark.slow
+def test_one_that_hangs_is_ended_by_a_signal_and_the_object_is_printed(models: Models, tmp_path: Path) -> None:
+    file = policy(tmp_path, "print('here', flush=True)\n        while True: pass")
+    with serving(law(models), target={"vocabulary": models.vocabulary}) as served:
+        where = ["--draft", models.draft, "--cloud", served.address, "--policy", file]
+        with Program("edge", "generate", *where, "--prompt", "zanzibar", "--json") as program:
+            program.says("here", on="err").send(signal.SIGINT)
+            ran = program.end()
+    assert ran.code == 130 and json.loads(ran.out)["finish_reason"] == "cancelled"
 
 
 def test_two_threads_that_overlap_leave_stdout_as_it_was() -> None:
