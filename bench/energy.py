@@ -40,11 +40,12 @@ from table import TRACES, chosen, options_of, regimes_of, report, standing_rows,
 from pipesd.config import EdgeConfig
 from pipesd.edge.session import EdgeSession
 from pipesd.energy import EnergyMeter
-from pipesd.errors import PipeSDError, Unreachable, UsageError
+from pipesd.errors import PipeSDError, UsageError
 from pipesd.sim.trace import Trace
 
 WARM_UP = 8  # tokens of each row before anything counts
 QUICK_PROMPTS = 2
+LONGEST_END_S = 30.0  # of a program that was told to end
 
 
 class Edge(NamedTuple):
@@ -118,25 +119,11 @@ def prompts_by_dataset(options: argparse.Namespace, tokeniser: Any) -> dict[str,
 
 def tune(edge: Edge, row: Row, prompts: Sequence[Sequence[int]], options: argparse.Namespace) -> dict[str, Any]:
     """The setting with the least time per token, of as many as `--samples`; {} for a row without parameters."""
-    if row.search is None or not options.samples:
-        return {}
-    from pipesd.policy.strategy import make_strategy
-    from pipesd.policy.tuning import point_of, settings_of, space_of
 
-    strategy = make_strategy(EdgeConfig(tuning="off", **row.settings))
-    space = space_of(strategy)
-    if not space:
-        return {}
+    def tpt_s(found: Mapping[str, Any]) -> float:
+        return measuring.ms_per_token(edge.turn(row, found, prompts, options.tune_tokens).each) / 1e3
 
-    def cost(setting: Any) -> float:
-        try:
-            each = edge.turn(row, settings_of(strategy, setting), prompts, options.tune_tokens).each
-        except Unreachable as error:
-            progress(f"failed: {setting}: {error}")
-            return float("inf")
-        return measuring.ms_per_token(each) / 1e3
-
-    return dict(settings_of(strategy, row.search(space, point_of(strategy), options.samples, 0, cost)))
+    return measuring.searched(row, options.samples, 0, tpt_s)
 
 
 def measure(
@@ -195,7 +182,7 @@ def served(options: argparse.Namespace) -> Iterator[str]:
     """The address of the real target."""
     command = [sys.executable, "-c", "import sys; from pipesd.cloud.cli import main; sys.exit(main())", "serve"]
     command += ["--model", options.target, "--bind", "tcp://127.0.0.1:0", "--threads", str(options.threads)]
-    with _printing([*command, "--device", options.device, "--dtype", options.dtype]) as line:
+    with _printing("the target", [*command, "--device", options.device, "--dtype", options.dtype]) as line:
         yield line.split()[-1]
 
 
@@ -205,23 +192,27 @@ def link(address: str, regime: Regime) -> Iterator[str]:
     command = [sys.executable, "-m", "pipesd.sim.proxy", "--to", address, "--delay-ms", f"{1e3 * ALPHA_S:g}"]
     command += ["--up-mbps", f"{UP_MBPS:g}", "--down-mbps", f"{DOWN_MBPS:g}"]
     fat = ["--up-bytes-per-draft-token", str(FAT_BYTES)] if regime.name == "fat" else []
-    with _printing([*command, *fat]) as line:
+    with _printing("the link", [*command, *fat]) as line:
         yield line
 
 
 @contextmanager
-def _printing(command: Sequence[str]) -> Iterator[str]:
+def _printing(name: str, command: Sequence[str]) -> Iterator[str]:
     """The first line of a program that runs meanwhile; what it says to stderr goes there."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline().strip()
         if not line:
-            raise PipeSDError(f"{command[3]}: has ended with {process.wait()}; what it said is above")
+            raise PipeSDError(f"{name} has ended with {process.wait()}; what it said is above")
         yield line
     finally:
         process.terminate()
-        process.wait(30)
+        try:
+            process.wait(LONGEST_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         process.stdout.close()  # type: ignore[union-attr]
 
 
@@ -281,7 +272,10 @@ def main() -> int:
         plots.bars([{**cell, "rows": drawn(cell["rows"])} for cell in cells], options.plot, FIGURE, "J per 100 tokens")
     print("\nJ/100 tokens: of " + cells[0]["rows"][next(iter(cells[0]["rows"]))]["energy_of"] + ", idle time included")
     finish("energy", stamp, options, {"cells": cells})
-    return 0
+    other = [f"{cell['name']}: {name}" for cell in cells for name, row in cell["rows"].items() if row["other_outputs"]]
+    for line in other:
+        progress(f"{line}: not the ids of the other rows")
+    return 1 if other else 0
 
 
 if __name__ == "__main__":

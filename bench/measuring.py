@@ -115,30 +115,38 @@ def drawn_anew(schedule: Schedule, seed: int) -> Schedule:
     return Schedule.redrawn(schedule.seed + seed, steps=steps, every_s=every_s)
 
 
-def tune(row: Row, cell: Cell, records: Sequence[Record], options: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """The options that the row's search finds; {} for a row without parameters."""
-    if row.search is None or not options.samples:
+def searched(row: Row, samples: int, seed: int, tpt_s: Callable[[Mapping[str, Any]], float]) -> dict[str, Any]:
+    """The options that the row's search finds, by the s per token that `tpt_s` says of them, or Unreachable where it
+    fails; {} for a row without parameters."""
+    if row.search is None or not samples:
         return {}
     from pipesd.policy.strategy import make_strategy
     from pipesd.policy.tuning import point_of, settings_of, space_of
 
-    strategy = make_strategy(EdgeConfig(tuning="off", **row.settings))
+    strategy = make_strategy(EdgeConfig(**{"tuning": "off", **row.settings}))
     space = space_of(strategy)
     if not space:
         return {}
-    records = [*records] * -(-cell.users // len(records))  # each user has one
 
     def cost(setting: Setting) -> float:
         found = settings_of(strategy, setting)
         try:
-            each = run_row(row, cell, records, tokens=options.tune_tokens, seed=seed, found=found)
+            return tpt_s(found)
         except Unreachable as error:
             progress(f"failed: {found}: {error}")
             return math.inf
-        return ms_per_token(each) / 1e3
 
-    best = row.search(space, point_of(strategy), options.samples, seed, cost)
-    return dict(settings_of(strategy, best))
+    return dict(settings_of(strategy, row.search(space, point_of(strategy), samples, seed, cost)))
+
+
+def tune(row: Row, cell: Cell, records: Sequence[Record], options: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """The row's options on these records."""
+    records = [*records] * -(-cell.users // len(records))  # each user has one
+
+    def tpt_s(found: Mapping[str, Any]) -> float:
+        return ms_per_token(run_row(row, cell, records, tokens=options.tune_tokens, seed=seed, found=found)) / 1e3
+
+    return searched(row, options.samples, seed, tpt_s)
 
 
 def measure(cell: Cell, rows: Mapping[str, Row], options: argparse.Namespace) -> dict[str, list[Outcome]]:

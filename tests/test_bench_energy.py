@@ -121,3 +121,15 @@ def test_wrong_use(words: list[str], says: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "argv", ["energy", *words])
     with pytest.raises(UsageError, match=says):
         importlib.import_module("energy").main()
+
+
+def test_other_ids_are_told_and_are_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    program = importlib.import_module("energy")
+    rows = {name: {"other_outputs": count, "energy_of": "GPUs"} for name, count in (("hsl", 2), ("vanilla", 0))}
+    monkeypatch.setattr(program, "cell_of", lambda *_: {"name": "a cell", "rows": rows})
+    words = ["--scripted", "--regime", "thin", "--tokens", "2", "--each", "1", "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["energy", *words])
+    assert program.main() == 1
+    assert "a cell: hsl: not the ids of the other rows" in capsys.readouterr().err
