@@ -7,6 +7,7 @@ import shlex
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ import pytest
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 pytest.importorskip("gguf", reason="the gguf package is not installed")
 
-from pipesd.edge.advise_report import NAMES
+from pipesd.config import EdgeConfig
+from pipesd.edge.advise_report import NAMES, PROMPT, Findings, Row, command, describe
+from pipesd.sim.advice import Change
 from pipesd.sim.texts import KeyedText, RecordedText
 from tests.clouds import NOWHERE, PATIENT_S, Serving, serving
 from tests.pairs import Make, maker
@@ -79,9 +82,46 @@ def test_a_person_reads_a_table_and_the_command_to_run(draft: str, agreeing: Ser
     assert "above a round trip of " in ran.out.lower() and "tried on 1 prompt and judged on 2 prompts" in ran.out
     words = shlex.split(lines[-1])
     assert words[:2] == ["pipesd-edge", "generate"] and words[words.index("--strategy") + 1] == table[0]
-    generated = edge(*words[1:], "--prompt", PROMPTS[0], "--max-tokens", "5", "--json", "--quiet")
+    assert words[-2:] == ["--prompt", PROMPT]
+    generated = edge(*words[1:], "--max-tokens", "5", "--json", "--quiet")
     assert generated.code == 0 and json.loads(generated.out)["stats"]["tokens"] == 5
     assert [f"prompt {k} of 3" in ran.err for k in (1, 2, 3)] == [True] * 3 and "simulating a round trip of" in ran.err
+
+
+def found_out(**values: Any) -> Findings:
+    """A run that took no time: hsl before pipesd before cloud, on a round trip of 24 ms."""
+    rows = [
+        Row(strategy=name, settings={"strategy": name}, tpt_s=tpt_s, interval=(tpt_s, 2 * tpt_s), acceptance=0.7,
+            cloud_s_per_1000_tokens=9.0)
+        for name, tpt_s in (("hsl", 0.03), ("pipesd", 0.031), ("cloud", 0.06))
+    ]  # fmt: skip
+    given: dict[str, Any] = {
+        "draft": "d.gguf", "cloud": NOWHERE, "link": SimpleNamespace(rtt_s=(0.023, 0.024, 0.03), up=None, down=None),
+        "gamma_s": 0.01, "pass_s": 0.05, "token_s": 0.001, "prompts": 6, "tokens": 384, "right": 300, "tuned_on": 2,
+        "judged_on": 4, "rows": rows, "lead": (0.97, (0.8, 1.1)), "alike": ("pipesd",), "cheapest": "hsl",
+        "command": "c", "rtt_s": 0.024, "most_rtt_s": 1.0,
+    }  # fmt: skip
+    return Findings(**{**given, **values})
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_crossing_is_as_doubtful_as_the_two_that_cross(alike: bool) -> None:
+    doubt = "(so it may be here: the sample cannot tell)"
+    told = describe(found_out(above=Change(0.0448, "pipesd" if alike else "cloud")), ascii_only=False)
+    assert f"Above a round trip of about 45 ms {'pipesd' if alike else 'cloud'} would be faster" in told
+    assert (doubt in told) == alike
+    assert "cannot tell it from pipesd.\n" in told
+    assert "cannot tell it from pipesd and cloud.\n" in describe(found_out(alike=("pipesd", "cloud")), ascii_only=False)
+    far = describe(found_out(above=Change(0.4321, "cloud"), below=Change(0.00123, "pipesd")), ascii_only=False)
+    assert (
+        f"Below a round trip of about 1.2 ms pipesd would be faster {doubt}; above a round trip of about 430 ms" in far
+    )
+
+
+def test_the_command_is_for_a_shell_whatever_the_names_are() -> None:
+    words = shlex.split(command(EdgeConfig(draft="my models/d $1.gguf", cloud=NOWHERE), {"strategy": "hsl"}))
+    assert words[:6] == ["pipesd-edge", "generate", "--draft", "my models/d $1.gguf", "--cloud", NOWHERE]
+    assert words[6:] == ["--strategy", "hsl", "--prompt", PROMPT]
 
 
 def test_a_program_reads_all_that_was_found(draft: str, agreeing: Serving, tmp_path: Path) -> None:
@@ -102,7 +142,8 @@ def test_a_program_reads_all_that_was_found(draft: str, agreeing: Serving, tmp_p
     times_ms = [row["tpt_ms"] for row in exact]
     assert times_ms == sorted(times_ms) and found["fastest"] == exact[0]["strategy"]
     assert found["lead"] == pytest.approx(times_ms[0] / times_ms[1], rel=1e-3)
-    assert found["clear"] == (found["lead_interval"][1] < 1.0)
+    assert found["clear"] == (found["lead_interval"][1] < 1.0) == (found["runner_up"] not in found["alike"])
+    assert set(found["alike"]) <= EXACT - {found["fastest"]}
     costs = {row["strategy"]: row["cloud_s_per_1000_tokens"] for row in exact}
     assert found["cheapest"] == min(costs, key=costs.__getitem__) != "cloud"
     by_name = {row["strategy"]: row for row in found["strategies"]}
@@ -123,7 +164,7 @@ def test_where_drafts_are_never_right_the_cloud_alone_is_advised(draft: str, agr
     ran = edge("advise", "--draft", draft, "--cloud", agreeing.address, *options)
     assert ran.code == 0 and "0% guessed right" in ran.out
     assert "cloud looks fastest" in ran.out and "costs the cloud least" in ran.out
-    assert ran.out.splitlines()[-1].endswith("--strategy cloud")
+    assert ran.out.splitlines()[-1].endswith(f"--strategy cloud --prompt '{PROMPT}'")
     assert "judged on 1 prompt," in ran.out
 
 

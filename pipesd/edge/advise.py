@@ -240,6 +240,8 @@ class _Advising:
             findings.rows = [Row.of(each) for each in (*expected, *alone)]
             first, second = expected[:2]
             findings.lead = first.tpt_s / second.tpt_s, interval(first.each, second.each)
+            told = {each.strategy: interval(first.each, each.each)[1] < 1.0 for each in expected[1:]}
+            findings.alike = tuple(name for name, apart in told.items() if not apart)
             findings.cheapest = min(expected, key=lambda each: each.cloud_s_per_1000_tokens).strategy
             findings.command = command(self._edge, first.settings)
             findings.rtt_s, findings.most_rtt_s = place.rtt_s, MOST_RTT_S

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 NAMES = (
     "draft cloud target link gamma_ms pass_ms token_ms sample strategies fastest runner_up lead lead_interval clear "
-    "cheapest rtt_ms change_below change_above command error"
+    "alike cheapest rtt_ms change_below change_above command error"
 ).split()
+PROMPT = "YOUR PROMPT"  # in the command to run
 KEPT = ("draft", "cloud", "draft_ahead", "link_model", "confidence", "context", "threads", "gpu_layers")
 
 
@@ -77,6 +78,7 @@ class Findings:
     judged_on: int = 0
     rows: list[Row] | None = None  # the fastest first, `local` last
     lead: tuple[float, tuple[float, float]] | None = None  # the fastest's time as a share of the next one's
+    alike: tuple[str, ...] = ()  # the strategies that the sample cannot tell from the fastest
     cheapest: str | None = None
     command: str | None = None
     rtt_s: float | None = None
@@ -124,7 +126,8 @@ def _values(findings: Findings) -> Iterator[tuple[str, Any]]:
         yield from (("fastest", findings.rows[0].strategy), ("runner_up", findings.rows[1].strategy))
         yield "lead", round(ratio, 4)
         yield "lead_interval", None if math.isnan(ends[0]) else [round(end, 4) for end in ends]
-        yield from (("clear", findings.clear), ("cheapest", findings.cheapest), ("command", findings.command))
+        yield from (("clear", findings.clear), ("alike", list(findings.alike)))
+        yield from (("cheapest", findings.cheapest), ("command", findings.command))
     for name, change in (("change_below", findings.below), ("change_above", findings.above)):
         if change is not None:
             yield name, {"rtt_ms": to_ms(change.rtt_s), "strategy": change.strategy}
@@ -190,7 +193,7 @@ def _sentences(findings: Findings) -> Iterator[str]:
     else:
         yield (
             f"{first.strategy} looks fastest, {_ms(first.tpt_s)} ms per token; so small a sample cannot tell it from "
-            f"{second.strategy}."
+            f"{' and '.join(findings.alike)}."
         )
     share = cheapest.cloud_s_per_1000_tokens / cloud.cloud_s_per_1000_tokens if cloud.cloud_s_per_1000_tokens else 1.0
     against = "" if cheapest is cloud else f", {share:.0%} of what the target alone needs"
@@ -211,7 +214,9 @@ def _changes(findings: Findings) -> str:
     name, parts = findings.rows[0].strategy, []
     for change, word in ((findings.below, "below"), (findings.above, "above")):
         if change is not None:
-            parts.append(f"{word} a round trip of {_ms(change.rtt_s)} ms {change.strategy} would be faster")
+            doubt = " (so it may be here: the sample cannot tell)" if change.strategy in findings.alike else ""
+            about = f"{float(f'{1e3 * change.rtt_s:.2g}'):g} ms"
+            parts.append(f"{word} a round trip of about {about} {change.strategy} would be faster{doubt}")
     if not parts:
         return f"At no round trip up to {most} would another be faster than {name}."
     if findings.above is None:
@@ -221,14 +226,14 @@ def _changes(findings: Findings) -> str:
 
 
 def command(edge: EdgeConfig, settings: Mapping[str, Any]) -> str:
-    """The command line that generates so, with what was given of `edge` that matters for it."""
+    """The command line that generates so, with what was given of `edge` that matters for it. It runs as it is."""
     defaults = EdgeConfig.__dataclass_fields__
     given = {name: getattr(edge, name) for name in KEPT if getattr(edge, name) != defaults[name].default}
     words = ["pipesd-edge", "generate"]
     for name, value in {**given, **settings}.items():
         for each in value if isinstance(value, tuple) else (value,):
             words += [f"--{name.replace('_', '-')}", _flag_value(each)]
-    return shlex.join(words)
+    return shlex.join([*words, "--prompt", PROMPT])
 
 
 def rounded(value: Any) -> Any:
