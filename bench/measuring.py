@@ -31,6 +31,7 @@ from pipesd.sim.simulate import simulate
 from pipesd.sim.trace import Record
 
 TUNING_RECORDS = 4  # the first of each trace; no others are tuned on, and these are not measured
+NEAR = 1e-6  # of a bound: at it
 
 Search = Callable[[Space, Setting, int, int, Cost], Setting]  # space, first setting, budget, seed, cost; gives the best
 
@@ -137,6 +138,21 @@ def searched(row: Row, samples: int, seed: int, tpt_s: Callable[[Mapping[str, An
             return math.inf
 
     return dict(settings_of(strategy, row.search(space, point_of(strategy), samples, seed, cost)))
+
+
+def at_bounds(row: Row, found: Mapping[str, Any]) -> list[str]:
+    """The parameters of which the search found the least or the greatest value of those it may try."""
+    if not found:
+        return []
+    from pipesd.policy.strategy import make_strategy
+    from pipesd.policy.tuning import point_of, space_of
+
+    strategy = make_strategy(EdgeConfig(**{"tuning": "off", **row.settings, **found}))
+    point = point_of(strategy)
+    return [
+        name for name, parameter in space_of(strategy).items()
+        if min(abs(point[name] - end) for end in (parameter.low, parameter.high)) < NEAR
+    ]  # fmt: skip
 
 
 def tune(row: Row, cell: Cell, records: Sequence[Record], options: argparse.Namespace, seed: int) -> dict[str, Any]:

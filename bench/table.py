@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from measuring import TUNING_RECORDS, Cell, Outcome, Row, measure, ms_per_token, over, tuned
+from measuring import TUNING_RECORDS, Cell, Outcome, Row, at_bounds, measure, ms_per_token, over, tuned
 from printed import DATASETS
 from scenarios import PASS_S, REGIMES, Regime, paper_settings
 from stamp import RESULTS, begin, finish
@@ -141,6 +142,7 @@ def report(name: str, row: Row, cell: Cell, outcomes: Mapping[str, Sequence[Outc
         "kind": "simulated",
         "settings": {**cell.settings, **row.settings},
         "tuned": [dict(outcome.found) for outcome in mine],
+        "at_bounds": [at_bounds(row, outcome.found) for outcome in mine],
         "ms_per_token": ms_per_token(every),
         "cloud_s_per_1000_tokens": 1000 * sums["machine_s"] / tokens,
         "passes_per_token": sums["target_passes"] / tokens,
@@ -180,6 +182,14 @@ def text(cell: Cell, reports: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
                f"{_shown(said.get('printed_over_pipesd'), 2):>15}  {shown}")  # fmt: skip
 
 
+def bounded(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Which rows were tuned to a bound of what is searched, and how often: beyond it there may be better ones."""
+    for name, said in reports.items():
+        counts = Counter(parameter for seed in said["at_bounds"] for parameter in seed)
+        for parameter, count in counts.items():
+            yield f"{name}: {parameter} at a bound of what is searched with {count} of {len(said['at_bounds'])} seeds"
+
+
 def _shown(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
@@ -217,7 +227,7 @@ def run(
     for cell, rows in zip(cells, tables, strict=True):
         outcomes = measure(cell, rows, options)
         reports = {name: report(name, row, cell, outcomes) for name, row in rows.items()}
-        print("\n".join(text(cell, reports)), flush=True)
+        print("\n".join([*text(cell, reports), *bounded(reports)]), flush=True)
         found.append({
             "name": cell.name, "dataset": cell.dataset, "gamma_ms": 1e3 * cell.gamma_s, "pass_ms": 1e3 * cell.pass_s,
             "token_ms": 1e3 * cell.token_s, "users": cell.users, **cell.facts, "rows": reports,

@@ -17,7 +17,10 @@ import numpy
 import pytest
 
 import pipesd
+from pipesd.config import EdgeConfig
 from pipesd.errors import Unreachable, UsageError
+from pipesd.policy.strategy import make_strategy
+from pipesd.policy.tuning import space_of
 from pipesd.sim.link_model import Link
 from pipesd.sim.schedule import Schedule
 from pipesd.sim.simulate import SUMMED
@@ -294,6 +297,15 @@ def test_tuning_never_sees_what_is_measured(fake: FakeSimulation) -> None:
 def test_quick_measures_other_prompts_too(fake: FakeSimulation) -> None:
     measuring.measure(CELL, {"vanilla": tuned(strategy="vanilla")}, cell_options(quick=True, samples=1, seeds=1))
     assert [set(records) for records, _ in fake.calls] == [{RECORDS[0]}, {RECORDS[4], RECORDS[5]}]
+
+
+def test_settings_at_a_bound_of_what_is_searched_are_told() -> None:
+    row = tuned(strategy="vanilla")
+    lengths = space_of(make_strategy(EdgeConfig(strategy="vanilla")))["draft_length"]
+    assert measuring.at_bounds(row, {"draft_length": int(lengths.high)}) == ["draft_length"]
+    assert measuring.at_bounds(row, {"draft_length": int(lengths.low) + 1}) == [] == measuring.at_bounds(row, {})
+    told = list(table.bounded({"vanilla": {"at_bounds": [["draft_length"], []]}, "hsl": {"at_bounds": [[]]}}))
+    assert told == ["vanilla: draft_length at a bound of what is searched with 1 of 2 seeds"]
 
 
 def test_rows_without_parameters_or_search_are_not_tuned(fake: FakeSimulation) -> None:
