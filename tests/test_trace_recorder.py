@@ -4,8 +4,10 @@ take. And the committed traces: that they are what their README says."""
 from __future__ import annotations
 
 import math
+import random
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,10 @@ from pipesd.sim.distributions import KeyedDistribution, draft_of, probabilities,
 from pipesd.sim.drafters import Agreement, ScriptedDrafter  # noqa: E402
 from pipesd.sim.link_model import Link  # noqa: E402
 from pipesd.sim.simulate import simulate  # noqa: E402
+from pipesd.sim.synthetic import synthetic_trace  # noqa: E402
 from pipesd.sim.texts import KeyedText, Law, continuation  # noqa: E402
 from pipesd.sim.tokeniser import END_ID, ByteTokeniser  # noqa: E402
-from pipesd.sim.trace import Record, Trace  # noqa: E402
+from pipesd.sim.trace import Guess, Record, Trace  # noqa: E402
 
 TRACES = ROOT / "bench" / "traces"
 PROMPTS = ["A first one", "The second", "x" * 300, "Number four", "And the last"]
@@ -207,5 +210,38 @@ def test_the_example_of_the_documentation(name: str, length: int) -> None:
     done = simulate(
         Trace.load(path).records, link=Link(latency_s=0.01), gamma_s=0.01, pass_s=0.04, token_s=0.003,
         settings={"strategy": "vanilla", "draft_length": length, "tuning": "off"},
+    )  # fmt: skip
+    assert found == pytest.approx(done.tpt_ms, rel=1e-4)
+
+
+def with_ends(trace: Trace, chance: random.Random) -> Trace:
+    """The same with end ids among the wrong guesses, early ones too, and texts that end by themselves."""
+    end = trace.end_ids[0]
+
+    def turned(guess: Guess, said: int | None = None) -> Guess:
+        return guess._replace(id=end) if guess.id != said and chance.random() < 0.3 else guess
+
+    records = []
+    for record in trace.records:
+        guesses = tuple(map(turned, record.guesses, record.output))
+        behind = {place: tuple(map(turned, seen)) for place, seen in record.behind.items()}
+        stops = chance.random() < 0.4
+        output = (*record.output[:-1], end) if stops else record.output
+        finish = "stop" if stops else "length"
+        records.append(replace(record, output=output, guesses=guesses, behind=behind, finish=finish, end_ids=(end,)))
+    return replace(trace, records=tuple(records))
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_the_example_of_the_documentation_on_any_trace(tmp_path: Path, seed: int) -> None:
+    """Also where the first draft ends early, or takes longer than the prompt; without ties of two times."""
+    chance, path = random.Random(seed), tmp_path / "trace.jsonl.gz"
+    with_ends(synthetic_trace(3, 30, acceptance=0.7, seed=seed), chance).save(path)
+    length, gamma_s, pass_s = chance.randint(1, 16), chance.uniform(0, 0.04), chance.uniform(0.02, 0.2)
+    token_s, round_trip_s = chance.uniform(0, 0.01), chance.uniform(0, 0.2)
+    found = example()["vanilla_tpt_ms"](path, length, gamma_s, pass_s, token_s, round_trip_s)
+    done = simulate(
+        Trace.load(path).records, link=Link(latency_s=round_trip_s / 2), gamma_s=gamma_s, pass_s=pass_s,
+        token_s=token_s, settings={"strategy": "vanilla", "draft_length": length, "tuning": "off"},
     )  # fmt: skip
     assert found == pytest.approx(done.tpt_ms, rel=1e-4)
