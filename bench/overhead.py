@@ -163,7 +163,7 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default {default})")
     parser.set_defaults(gamma_ms=6.0, seed=0, tune_prompts=1, tune_tokens=SHORT_TOKENS // 2, prompts_each=1,
                         tokens=SHORT_TOKENS)  # fmt: skip
-    options = parsed(parser, rounds=ROUNDS // 10, seeds=2, samples=1, tune_tokens=8, tokens=SHORT_TOKENS // 2)
+    options = parsed(parser, rounds=ROUNDS // 15, seeds=2, samples=1, tune_tokens=4, tokens=SHORT_TOKENS // 4)
     for name, least in (("rounds", 1), ("seeds", 1), ("samples", 0)):
         if (value := getattr(options, name)) < least:
             raise UsageError(f"--{name}: got {value}, wanted at least {least}")
