@@ -13,7 +13,7 @@ from pipesd.edge.batch_files import Job, Results, check_different, read_jobs, se
 from pipesd.edge.chat import Conversation
 from pipesd.edge.interrupts import Interrupts
 from pipesd.edge.output import warn
-from pipesd.edge.result import batch_line, result_of
+from pipesd.edge.result import batch_line, result_of, session_result
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import Cancelled, PipeSDError, Refused, Unreachable, UsageError, VocabularyMismatch
 from pipesd.policy.strategy import make_strategy
@@ -150,15 +150,7 @@ class _Batch:
             return {**self._name(job), **found, "error": told}
         if session.finish_reason == "cancelled":
             raise Cancelled("interrupted")
-        found = result_of(
-            session.finish_reason or "error",
-            text=session.text,
-            token_ids=session.token_ids,
-            strategy=session.strategy.name,
-            seed=session.seed,
-            logprobs=None if options.logprobs is None else session.logprobs,
-            stats=session.stats,
-        )
+        found = session_result(session, options, session.finish_reason or "error")
         return {**self._name(job), **found}
 
     def _progress(self, job: Job, result: dict[str, Any], left_s: float) -> None:

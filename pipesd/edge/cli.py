@@ -228,9 +228,9 @@ def _failed(argv: Sequence[str], interrupted: bool) -> str:
 
 
 def _nothing(interrupted: bool) -> str:
-    from pipesd.edge.result import result_line
+    from pipesd.edge.result import result_line, result_of
 
-    return result_line("cancelled" if interrupted else "error")
+    return result_line(result_of("cancelled" if interrupted else "error"))
 
 
 def _batch_failed(interrupted: bool) -> str:

@@ -10,7 +10,7 @@ from pipesd.config import EdgeConfig, GenerateConfig
 from pipesd.core import FinishReason
 from pipesd.edge.chat import Conversation
 from pipesd.edge.interrupts import Interrupts
-from pipesd.edge.result import result_line
+from pipesd.edge.result import result_line, session_result
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import Cancelled, PipeSDError, Refused, UsageError
 from pipesd.policy.strategy import check_together, idle_options, without_effect
@@ -162,15 +162,7 @@ def _finish_reason(session: EdgeSession, failure: PipeSDError | None) -> FinishR
 
 
 def _json(session: EdgeSession, options: GenerateConfig, reason: FinishReason) -> str:
-    return result_line(
-        reason,
-        text=session.text,
-        token_ids=session.token_ids,
-        strategy=session.strategy.name,
-        seed=session.seed,
-        logprobs=None if options.logprobs is None else session.logprobs,
-        stats=session.stats,
-    )
+    return result_line(session_result(session, options, reason))
 
 
 def _summary_line(session: EdgeSession, options: GenerateConfig) -> str:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pipesd.config import GenerateConfig
 from pipesd.core import FinishReason, Logprobs
 from pipesd.metrics import Meter, Tally, summary
 from pipesd.streams import utf8_output
+
+if TYPE_CHECKING:
+    from pipesd.edge.session import EdgeSession
 
 SUMMED = (
     "tokens", "rounds", "navs", "drafted", "verified", "accepted", "bytes_up", "bytes_down", "target_passes",
@@ -17,21 +21,22 @@ SUMMED = (
 )  # fmt: skip
 
 
-def result_line(
-    finish_reason: FinishReason,
-    *,
-    text: str = "",
-    token_ids: Sequence[int] = (),
-    strategy: str | None = None,
-    seed: int | None = None,
-    logprobs: Sequence[Logprobs] | None = None,
-    stats: Mapping[str, Any] | None = None,
-) -> str:
-    """One line for stdout, see `result_of`."""
-    result = result_of(
-        finish_reason, text=text, token_ids=token_ids, strategy=strategy, seed=seed, logprobs=logprobs, stats=stats
-    )
+def result_line(result: Mapping[str, Any]) -> str:
+    """One line for stdout, of what `result_of` gives."""
     return json.dumps(result, ensure_ascii=not utf8_output()) + "\n"
+
+
+def session_result(session: EdgeSession, options: GenerateConfig, finish_reason: FinishReason) -> dict[str, Any]:
+    """What became of the session's last generation, see `result_of`."""
+    return result_of(
+        finish_reason,
+        text=session.text,
+        token_ids=session.token_ids,
+        strategy=session.strategy.name,
+        seed=session.seed,
+        logprobs=None if options.logprobs is None else session.logprobs,
+        stats=session.stats,
+    )
 
 
 def result_of(
