@@ -169,7 +169,10 @@ class DueRule:
 class LinkRule:
     """How long the link has to do with what it was given, by the figures logged, and whether a draft that may yet be
     dropped is worth to be sent. A decision lies between two events, so a question is about `(earliest, latest)`; None
-    where the answer changes in between or within `slack_s`, or there are no figures."""
+    where the answer changes in between or within `slack_s`, or there are no figures.
+
+    A verdict shows that what it is on is through, which may free the link sooner than the figures say: by how much, the
+    log does not tell, so both are asked, the figures and what was sent since alone."""
 
     MEMORY = 0.1  # weight of the last verdict in the share of drafts that outlived theirs
 
@@ -178,7 +181,11 @@ class LinkRule:
         self._figures: Event | None = None
         self.plan_figures: Event | None = None  # what a plan is made of, once α and γ are known
         self._free_s = 0.0
-        self._answers_s: list[float] = []  # when the verdicts that are awaited should come
+        # Time, tokens, and what it takes by the figures of then, of what no verdict has shown to be through.
+        self._unproven: list[tuple[float, int, float]] = []
+        self._asks: list[int] = []  # how many of these end with each that asks
+        # When the verdicts that are awaited should come, at the earliest and at the latest.
+        self._answers_s: list[tuple[float, float]] = []
         self._survival = 0.3
 
     def adopt(self, figures: Event) -> None:
@@ -198,19 +205,30 @@ class LinkRule:
     def sent(self, now_s: float, tokens: int) -> None:
         """A message was handed to the link."""
         if self._figures is not None:
-            self._free_s = max(self._free_s, now_s) + self._takes_s(tokens)
+            takes_s = self._takes_s(tokens)
+            self._free_s = max(self._free_s, now_s) + takes_s
+            self._unproven.append((now_s, tokens, takes_s))
 
     def asked(self, now_s: float, *, first: bool) -> None:
         """Verification was asked for, by what was sent last; `first`: no earlier verdict is awaited."""
         if first:
             self._answers_s.clear()
+        self._asks.append(len(self._unproven))
         if self._figures is not None:
             answer_s = 2 * self._figures["alpha_s"] + self._figures["pass_s"]
-            self._answers_s.append(max(self._free_s, now_s) + answer_s)
+            soonest_s, latest_s = (max(free_s, now_s) + answer_s for free_s in (self._soonest_s(), self._free_s))
+            self._answers_s.append((soonest_s, latest_s))
 
     def forget(self) -> None:
         """The draft was dropped: no verdict on it is awaited."""
         self._answers_s = []
+        self._asks.clear()
+
+    def heard(self) -> None:
+        """A verdict came: what it is on, and all that was sent before, is through."""
+        through = self._asks.pop(0) if self._asks else len(self._unproven)
+        del self._unproven[:through]
+        self._asks = [end - through for end in self._asks]
 
     def decided(self, rejected: bool, *, behind: bool) -> None:
         """A verdict came; `behind`: there were tokens behind what it was on."""
@@ -224,7 +242,7 @@ class LinkRule:
             return None
         if self._free_s < when_s[0] - self._slack_s:
             return True
-        return False if self._free_s > when_s[1] + self._slack_s else None
+        return False if self._soonest_s() > when_s[1] + self._slack_s else None
 
     def worth_sending(self, when_s: tuple[float, float], tokens: int, *, guess: bool) -> bool | None:
         """Whether so many tokens, all that were not sent, may go while a verdict is awaited: the link must have taken
@@ -234,13 +252,20 @@ class LinkRule:
             return None
         slack_s, answers = self._slack_s, set()
         # What was handed over and asked for stands in the log somewhat apart from when the edge reckoned with it.
-        for late_s, sooner_s in product((-slack_s, slack_s), repeat=2):
-            free_s = self._free_s + late_s
-            answer_s = self._answers_s[0] + sooner_s if self._answers_s else -math.inf
+        frees_s = (self._soonest_s() - slack_s, self._free_s + slack_s)
+        soonest_s, latest_s = self._answers_s[0] if self._answers_s else (-math.inf, -math.inf)
+        for free_s, answer_s in product(frees_s, (soonest_s - slack_s, latest_s + slack_s)):
             turns_s = (free_s - self._figures["gamma_s"] + 1e-9, free_s, answer_s)
             times_s = [*when_s, *(turn_s for turn_s in turns_s if when_s[0] < turn_s < when_s[1])]
             answers |= {self._worth(time_s, tokens, free_s, answer_s, guess) for time_s in times_s}
         return answers.pop() if len(answers) == 1 else None
+
+    def _soonest_s(self) -> float:
+        """When the link is free at the earliest."""
+        free_s = -math.inf
+        for at_s, tokens, takes_s in self._unproven:
+            free_s = max(free_s, at_s) + min(takes_s, self._takes_s(tokens))
+        return min(free_s, self._free_s)
 
     def _worth(self, now_s: float, tokens: int, free_s: float, answer_s: float, guess: bool) -> bool:
         assert self._figures is not None
