@@ -17,10 +17,16 @@ from typing import Any
 
 import pytest
 
+from pipesd.cloud import front
+from pipesd.cloud.admission import error_to, open_refusal
 from pipesd.core import Piece
+from pipesd.edge import chat
+from pipesd.edge.chat import ChatTemplate
 from pipesd.edge.cli import main
 from pipesd.edge.session import EdgeSession
 from pipesd.errors import Refused
+from pipesd.protocol import wire
+from pipesd.protocol.messages import Error, ErrorCode, Open
 from pipesd.sim.texts import KeyedText
 from tests.clouds import NOWHERE, CloudProcess, Serving, serving, wait_until
 from tests.programs import Models, Program, Ran, edge
@@ -279,6 +285,66 @@ def test_a_refusal_in_the_middle_of_an_output_is_not_the_prompts_fault(
     file, out = prompts(tmp_path, {"prompt": "zanzibar"}, {"prompt": "xylophone"}), tmp_path / "out"
     ran = here(*options, *COMMON, "--file", file, "--out", out, "--quiet")
     assert (ran.code, ran.complaint) == (4, "pipesd-edge: no more; 0 of 2 prompts are done") and not out.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("code", "more", "message"),
+    [
+        (ErrorCode.MODEL, [], "the same command goes on where the target that began is served, --restart begins anew"),
+        (ErrorCode.FULL, ["--patience-s", 0.5], "the same command goes on from there"),
+        (ErrorCode.VERSION, [], "3 prompts are done"),
+        (ErrorCode.VOCABULARY, [], "3 prompts are done"),
+    ],
+)
+def test_what_would_befall_every_further_prompt_ends_the_run(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: ErrorCode, more: list[Any], message: str
+) -> None:
+    file, out = prompts(tmp_path, *({"prompt": f"prompt number {k}"} for k in range(3))), tmp_path / "out"
+    base = [*options, *COMMON, "--file", file, "--out", out, "--quiet", "--json"]
+    openings: list[Open] = []
+
+    def refuse(opening: Open, *given: Any, **named: Any) -> Error | None:
+        openings.append(opening)
+        first = opening.opening == openings[0].opening
+        return open_refusal(opening, *given, **named) if first else error_to(opening, code, "not now", 50)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(front, "open_refusal", refuse)
+        ran = here(*base, *more)
+    assert ran.code == 4 and "the cloud refuses: not now; 1 of 3 prompts are done" in ran.complaint
+    assert message in ran.complaint and summed(ran)["finish_reason"] == "error"
+    assert [found["finish_reason"] for found in results(out)] == ["length"], "it is no prompt's fault"
+    assert here(*base).code == 0
+    assert [(found["index"], found["finish_reason"]) for found in results(out)] == [(k, "length") for k in range(3)]
+
+
+def test_what_the_cloud_does_not_know_is_of_the_line_that_asks_for_it_or_of_the_run(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "FEATURES", 0)
+    lines = [{"prompt": "zanzibar", "temperature": 0.5}, {"prompt": "xylophone"}]
+    file, out = prompts(tmp_path, *lines), tmp_path / "out"
+    base = [*options, *COMMON, "--file", file, "--quiet"]
+    ran = here(*base, "--out", out, "--temperature", 0.5)
+    assert ran.code == 4 and "knows nothing of sampling" in ran.complaint and not results(out)
+    assert here(*base, "--out", out).code == 0
+    assert [found["finish_reason"] for found in results(out)] == ["error", "length"]
+
+
+def test_a_chat_template_that_cannot_be_read_ends_the_run(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "ChatTemplate", lambda source, **given: ChatTemplate("{% nothing", **given))
+    file, out = prompts(tmp_path, {"prompt": "zanzibar"}), tmp_path / "out"
+    ran = here(*options, *COMMON, "--file", file, "--out", out, "--quiet", "--chat")
+    assert ran.code == 2 and "leave out --chat" in ran.complaint and not results(out)
+
+
+def test_alone_too_a_prompt_that_is_too_long_is_a_result(models: Models, tmp_path: Path) -> None:
+    file, out = prompts(tmp_path, {"prompt": "x" * 5000}, {"prompt": "x"}), tmp_path / "out"
+    base = ["generate", "--draft", models.draft, "--strategy", "local", "--context", 256, "--max-tokens", 4]
+    assert here(*base, "--file", file, "--out", out, "--quiet").code == 0
+    assert [found["finish_reason"] for found in results(out)] == ["error", "length"]
 
 
 def test_a_result_that_is_there_twice_is_refused(options: list[str], tmp_path: Path) -> None:

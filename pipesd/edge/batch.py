@@ -15,14 +15,13 @@ from pipesd.edge.interrupts import Interrupts
 from pipesd.edge.output import warn
 from pipesd.edge.result import batch_line, result_of, session_result
 from pipesd.edge.session import EdgeSession
-from pipesd.errors import Cancelled, PipeSDError, Refused, Unreachable, UsageError, VocabularyMismatch
+from pipesd.errors import Cancelled, PipeSDError, Refused, Unreachable, UsageError
 from pipesd.policy.strategy import make_strategy
-from pipesd.policy.watched import PolicyFailed
 from pipesd.program import complain
+from pipesd.protocol.messages import ErrorCode
 from pipesd.streams import show
 
 log = logging.getLogger("pipesd.edge")
-RESUMED = (Unreachable.exit_code, Cancelled.exit_code)  # where nothing is to be mended before
 
 
 def generate_batch(
@@ -37,8 +36,9 @@ def generate_batch(
     as_json: bool,
     interrupts: Interrupts,
 ) -> int:
-    """Every prompt of the file that has no result yet; returns the exit code. A prompt that is refused becomes a result
-    too; what would befall the next one as well (a lost cloud, a failed policy) ends the run.
+    """Every prompt of the file that has no result yet; returns the exit code. A prompt that is refused for what it is
+    becomes a result too; what would befall the next one as well (a lost or full cloud, another target, a failed policy)
+    ends the run.
 
     Raises PipeSDError for what cannot be tried at all.
     """
@@ -63,8 +63,7 @@ def generate_batch(
         if as_json:
             show(batch.told("done" if failure is None else "cancelled" if isinstance(failure, Cancelled) else "error"))
     if failure is not None:
-        again = ": the same command goes on from there" if failure.exit_code in RESUMED else ""
-        told = PipeSDError(f"{failure}; {len(batch.done)} of {len(jobs)} prompts are done{again}")
+        told = PipeSDError(f"{failure}; {len(batch.done)} of {len(jobs)} prompts are done{_go_on(failure)}")
         told.exit_code = failure.exit_code
         return complain(told, cause=failure)
     log.info("%s", batch.summary())
@@ -101,6 +100,9 @@ class _Batch:
         with self._session as session:
             self._target = _target(session)
             self._results.check_target(self.done.values(), self._target)
+            session.check(self._options)
+            if self._chat:
+                self._conversation()
             self._results.begin(anew=anew)
             begun_s = time.monotonic()
             for number, job in enumerate(left, 1):
@@ -130,28 +132,40 @@ class _Batch:
 
     def _result(self, session: EdgeSession, job: Job, interrupts: Interrupts) -> dict[str, Any]:
         """One line of results. Raises what would befall the next prompt too."""
-        begun = False
         try:
             prompt: str | Sequence[int] = job.prompt()
             options = job.options(self._options)
+            session.check(options)
             answer = False
             if self._chat and isinstance(prompt, str):
-                prompt, answer = Conversation(session.tokeniser, system=self._system).next_turn(prompt).ids, True
-            pieces = session.generate(prompt, answer=answer, **asdict(options))
+                prompt, answer = self._conversation().next_turn(prompt).ids, True
+            ids = session.ids(prompt)
+        except (UsageError, Refused) as error:  # the run's own options were found to be right
+            return self._refused(job, error)
+        begun = False
+        try:
+            pieces = session.generate(ids, answer=answer, **asdict(options))
             with interrupts.calling(pieces.cancel):
                 for _ in pieces:
                     begun = True
-        except (UsageError, Refused) as error:
-            if begun or isinstance(error, PolicyFailed | VocabularyMismatch):
+        except Refused as error:
+            if begun or error.code != ErrorCode.LIMIT:
                 raise
-            told = f"line {job.line}: {error}"
-            log.warning("%s", told)
-            found = result_of("error", strategy=session.strategy.name)
-            return {**self._name(job), **found, "error": told}
+            return self._refused(job, error)
         if session.finish_reason == "cancelled":
             raise Cancelled("interrupted")
         found = session_result(session, options, session.finish_reason or "error")
         return {**self._name(job), **found}
+
+    def _conversation(self) -> Conversation:
+        """One that nothing was said in. Raises UsageError for a model that has no template for any."""
+        return Conversation(self._session.tokeniser, system=self._system)
+
+    def _refused(self, job: Job, error: PipeSDError) -> dict[str, Any]:
+        told = f"line {job.line}: {error}"
+        log.warning("%s", told)
+        found = result_of("error", strategy=self._session.strategy.name)
+        return {**self._name(job), **found, "error": told}
 
     def _progress(self, job: Job, result: dict[str, Any], left_s: float) -> None:
         tpt_ms = result["stats"]["tpt_ms"]
@@ -169,6 +183,15 @@ def _target(session: EdgeSession) -> dict[str, str] | None:
     if session.serving is None or session.fingerprint is None:
         return None
     return {"name": session.serving[0], "fingerprint": session.fingerprint}
+
+
+def _go_on(failure: PipeSDError) -> str:
+    """What is to be done to go on, where it is not told by the failure itself."""
+    if isinstance(failure, Refused) and failure.code == ErrorCode.MODEL:
+        return ": the same command goes on where the target that began is served, --restart begins anew with this one"
+    full = isinstance(failure, Refused) and failure.code == ErrorCode.FULL
+    waits = full or failure.exit_code in (Unreachable.exit_code, Cancelled.exit_code)
+    return ": the same command goes on from there" if waits else ""
 
 
 def _duration(seconds: float) -> str:

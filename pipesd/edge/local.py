@@ -8,7 +8,8 @@ from pipesd.clock import Clock
 from pipesd.core import Piece
 from pipesd.edge.models import Drafter
 from pipesd.edge.run import Run
-from pipesd.errors import UsageError
+from pipesd.errors import Refused
+from pipesd.protocol.messages import ErrorCode
 
 PREFILL_CHUNK = 128  # ids that the draft model decodes between two looks at the rest of the world
 
@@ -25,7 +26,8 @@ def generate_alone(
     drafter.rollback(0)
     drafter.extend(ids)
     if drafter.room <= 0:
-        raise UsageError(f"the prompt has {len(ids)} ids, which fill the draft model's context: shorten the prompt")
+        text = f"the prompt has {len(ids)} ids, which fill the draft model's context: shorten the prompt"
+        raise Refused(text, ErrorCode.LIMIT)
     while drafter.prefill(PREFILL_CHUNK) and not run.cancelled.is_set():
         pass
     run.opened(clock.now(), cloud=True, drafter=True)

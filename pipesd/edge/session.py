@@ -20,6 +20,7 @@ from pipesd.edge.tuning_file import default_path
 from pipesd.energy_cpu import CpuEnergy
 from pipesd.errors import Cancelled, PipeSDError, UsageError
 from pipesd.metrics import EventLog, summary
+from pipesd.policy.sampling import make_sampling
 from pipesd.policy.strategy import check_together, make_strategy
 from pipesd.policy.token_batches import warmup
 from pipesd.policy.tuning import Tuning
@@ -154,6 +155,17 @@ class EdgeSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def check(self, options: GenerateConfig) -> None:
+        """Raises UsageError or Refused for options that `generate` would not take, once the session is open."""
+        check_together(self.strategy, options)
+        sampling = make_sampling(options)
+        check_sampling(options, None if sampling.plain else sampling, self.tokeniser, self._welcome)
+
+    def ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """The ids of a prompt, once the session is open. Raises UsageError or Refused for one that `generate` would not
+        take."""
+        return prompt_ids(self.tokeniser, prompt, (), self._welcome)
 
     def tune(self, tuning: Tuning) -> None:
         """Search by `tuning` from the next generation on, instead of as `config` says, and draft all the time."""
