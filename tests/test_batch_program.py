@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gzip
 import io
 import json
+import os
 import re
 import signal
 import time
@@ -347,6 +349,13 @@ def test_alone_too_a_prompt_that_is_too_long_is_a_result(models: Models, tmp_pat
     assert [found["finish_reason"] for found in results(out)] == ["error", "length"]
 
 
+def test_half_a_character_is_refused_with_a_chat_too(options: list[str], tmp_path: Path) -> None:
+    file, out = prompts(tmp_path, {"prompt": "\ud800"}, {"prompt": "zanzibar"}), tmp_path / "out"
+    for more in ([], ["--chat"]):
+        assert here(*options, *COMMON, "--file", file, "--out", out, "--quiet", "--restart", *more).code == 0
+        assert [found["finish_reason"] for found in results(out)] == ["error", "length"]
+
+
 def test_a_result_that_is_there_twice_is_refused(options: list[str], tmp_path: Path) -> None:
     file, out = prompts(tmp_path, {"prompt": "zanzibar"}), tmp_path / "out"
     base = [*options, *COMMON, "--file", file, "--out", out, "--quiet"]
@@ -402,6 +411,24 @@ def test_two_runs_do_not_write_to_one_file(models: Models, tmp_path: Path) -> No
         fcntl.flock(held, fcntl.LOCK_EX)
         ran = here("generate", *models.options, "--cloud", NOWHERE, "--file", file, "--out", out, "--quiet")
     assert ran.code == 2 and "another run writes to it" in ran.complaint
+
+
+def test_a_file_system_without_locks_is_named(models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    file, out = prompts(tmp_path, {"prompt": "x"}), tmp_path / "out"
+    ran = here("generate", *models.options, "--cloud", NOWHERE, "--file", file, "--out", out, "--quiet")
+    assert ran.code == 2 and "cannot be locked (No locks available)" in ran.complaint
+
+
+def test_a_large_file_of_something_else_is_refused_by_its_beginning(models: Models, tmp_path: Path) -> None:
+    file, out = prompts(tmp_path, {"prompt": "x"}), tmp_path / "out"
+    out.write_text("something else")
+    os.truncate(out, 1 << 42)  # no memory holds that
+    ran = here("generate", *models.options, "--cloud", NOWHERE, "--file", file, "--out", out, "--quiet")
+    assert ran.code == 2 and "something else than results" in ran.complaint
 
 
 def test_without_out_a_file_of_json_lines_is_one_prompt(options: list[str], tmp_path: Path) -> None:

@@ -151,8 +151,11 @@ class Results:
                 raise self._unusable("it is no ordinary file")
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+            except BlockingIOError as error:
                 raise self._unusable("another run writes to it: wait for its end") from error
+            except OSError as error:
+                why = error.strerror or error
+                raise self._unusable(f"it cannot be locked ({why}): write to another file system") from error
             self.lines, self._whole = self._read()
         except BaseException:
             os.close(self._file)
@@ -212,7 +215,11 @@ class Results:
     def _read(self) -> tuple[list[dict[str, Any]], int]:
         """The whole lines, and how many bytes they are."""
         with open(self._file, "rb", closefd=False) as file:
-            data = file.read()
+            data = file.read(len(_BEGINNING))  # a wrong name may be that of a file larger than the memory
+            if not _BEGINNING.startswith(data):
+                text = "it holds something else than results: line 1 is no result of such a run: name another file"
+                raise self._unusable(text)
+            data += file.read()
         whole = data.rfind(b"\n") + 1
         lines: list[dict[str, Any]] = []
         tail = data[whole:]
