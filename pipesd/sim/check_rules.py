@@ -183,7 +183,7 @@ class LinkRule:
         self._free_s = 0.0
         # Time, tokens, and what it takes by the figures of then, of what no verdict has shown to be through.
         self._unproven: list[tuple[float, int, float]] = []
-        self._asks: list[int] = []  # how many of these end with each that asks
+        self._asks: list[tuple[int, int]] = []  # end of the draft of each that asks, and how many of these end with it
         # When the verdicts that are awaited should come, at the earliest and at the latest.
         self._answers_s: list[tuple[float, float]] = []
         self._survival = 0.3
@@ -209,11 +209,11 @@ class LinkRule:
             self._free_s = max(self._free_s, now_s) + takes_s
             self._unproven.append((now_s, tokens, takes_s))
 
-    def asked(self, now_s: float, *, first: bool) -> None:
-        """Verification was asked for, by what was sent last; `first`: no earlier verdict is awaited."""
+    def asked(self, now_s: float, end: int, *, first: bool) -> None:
+        """Verification up to `end` was asked for, by what was sent last; `first`: no earlier verdict is awaited."""
         if first:
             self._answers_s.clear()
-        self._asks.append(len(self._unproven))
+        self._asks.append((end, len(self._unproven)))
         if self._figures is not None:
             answer_s = 2 * self._figures["alpha_s"] + self._figures["pass_s"]
             soonest_s, latest_s = (max(free_s, now_s) + answer_s for free_s in (self._soonest_s(), self._free_s))
@@ -224,11 +224,13 @@ class LinkRule:
         self._answers_s = []
         self._asks.clear()
 
-    def heard(self) -> None:
-        """A verdict came: what it is on, and all that was sent before, is through."""
-        through = self._asks.pop(0) if self._asks else len(self._unproven)
+    def heard(self, end: int) -> None:
+        """A verdict up to `end` came: what it is on, and all that was sent before, is through."""
+        through = self._asks.pop(0)[1] if self._asks else len(self._unproven)
+        while self._asks and self._asks[0][0] <= end:
+            through = self._asks.pop(0)[1]
         del self._unproven[:through]
-        self._asks = [end - through for end in self._asks]
+        self._asks = [(asked, count - through) for asked, count in self._asks]
 
     def decided(self, rejected: bool, *, behind: bool) -> None:
         """A verdict came; `behind`: there were tokens behind what it was on."""
