@@ -40,7 +40,7 @@ class Run:
         self.told, self.uplink = Told(), Uplink()
         self.uplink.adopt(*(known or (gap_s, beta_s)))
         self.trips = RoundTrips(self.told, self.uplink)
-        self.trips.restart()
+        self.trips.restart(1)
         self.gap_s, self.beta_s = gap_s, beta_s
         self.free_s = self.cloud_s = 0.0
         self.pos = self.epoch = self.passes = 0
@@ -204,3 +204,16 @@ def test_a_draft_that_is_still_going_into_the_link_is_no_silence(strategy: str, 
     simulate(records, link=REGIMES["fat"], gamma_s=0.036, pass_s=PASS_S, settings=settings)
     said = events.read_text()
     assert '"nav":true' in said and '"deadline"' not in said and '"again":true' not in said
+
+
+def test_a_late_verdict_of_an_earlier_opening_tells_nothing() -> None:
+    """Its sums are those of another opening."""
+    run = Run(0.001, 0.01)
+    passes: list[float] = []
+    run.told.passed = lambda spent_s, verified: passes.append(spent_s)  # type: ignore[method-assign]
+    run.trips.restart(2)
+    run.trips.sent(Draft(1, 2, 0, 0, (7,), 0, True, False), 10.0)
+    run.trips.received(Verdict(1, 1, 0, 0, (7,), counters=Counters(9, 400, 0, 50_000)), 10.1, 0.0)
+    assert passes == []
+    run.trips.received(Verdict(1, 2, 0, 0, (7,), counters=Counters(1, 1, 0, 300)), 10.2, 0.0)
+    assert passes == [pytest.approx(0.03)]

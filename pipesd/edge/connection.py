@@ -123,7 +123,7 @@ class Connection:
             self.crossed, self._behind = False, self._number
         if opens:
             if self._round_trips is not None:
-                self._round_trips.restart()
+                self._round_trips.restart(message.opening)
         elif sent and self._round_trips is not None:
             self._round_trips.sent(message, now_s)
         if sent and not isinstance(message, APART):

@@ -43,15 +43,17 @@ class RoundTrips:
         self._through = 0  # number of the first of these
         self._free_s = -math.inf  # when the link had taken what was before them
         self._asked: deque[_Asked] = deque()
+        self._opening = 0
         self._epoch = self._end = 0  # of what was sent last in this opening
         self._heard_s = -math.inf  # when the last verdict was read
         self._cloud_s = 0.0  # of this opening, as last told
         self._verified = 0  # likewise: draft tokens
         self._probe: tuple[int, float, int] | None = None  # one that is under way: its number, time and tokens
 
-    def restart(self) -> None:
+    def restart(self, opening: int) -> None:
         """A new opening, with its prompt on the link: what was asked before will not be answered, and the cloud's sums
         begin anew."""
+        self._opening = opening
         self._asked.clear()
         self._probe = None
         self._lose_track()
@@ -82,7 +84,7 @@ class RoundTrips:
             _, sent_s, tokens = self._probe
             self._probe = None
             self._monitor.round_trip(tokens, now_s - sent_s, 0.0, lag_s)
-        if not isinstance(message, Verdict):
+        if not isinstance(message, Verdict) or message.opening != self._opening:
             return
         heard_s, self._heard_s = self._heard_s, now_s
         asked = self._answered(message)
