@@ -299,7 +299,7 @@ def test_the_draft_context_limits_local() -> None:
     with edge("", drafter=ScriptedDrafter(Agreement(LAW, 1.0), context=40), strategy="local") as session:
         assert ids_of(session, [65] * 30, max_tokens=100) == said(LAW, [65] * 30, 10)
         assert session.finish_reason == "length"
-        with pytest.raises(UsageError, match=r"40 ids.*context"):
+        with pytest.raises(Refused, match=r"40 ids.*context"):
             ids_of(session, [65] * 40)
         assert ids_of(session, [65] * 3, max_tokens=5) == said(LAW, [65] * 3, 5)
 
