@@ -11,7 +11,7 @@ import pytest
 from clouds import LAW, PATIENT_S, Serving, at_once, edge, ids_of, recorded, said, serving, wait_until
 
 from pipesd.core import Drawn, Piece
-from pipesd.errors import DrafterFailed, Refused, UsageError
+from pipesd.errors import DrafterFailed, Refused
 from pipesd.policy.sampler import Chooser
 from pipesd.protocol.messages import ErrorCode
 from pipesd.sim.drafters import Agreement, DraftScript, ScriptedDrafter
