@@ -397,6 +397,23 @@ def test_a_thinner_link_is_seen_by_the_time_that_tokens_take() -> None:
     assert estimate.alpha_s == pytest.approx(0.025, rel=0.3)
 
 
+def test_a_beta_that_may_matter_is_not_taken_for_zero_because_it_is_not_sure() -> None:
+    for seed in range(10):
+        monitor, random = known(Link(0.025, 0.145, 2e-3), seed)
+        *_, estimate = observe(monitor, Link(0.025, 0.029, jitter=0.03), random, 10)
+        assert 0.015 < number(estimate.beta_s) < 0.12  # another than before, and not 0
+        monitor, random = known(Link(0.025), seed)
+        *_, estimate = observe(monitor, Link(0.025, 0.029, jitter=0.03), random, 10)
+        assert 0.01 < number(estimate.beta_s) < 0.06
+
+
+def test_a_beta_that_cannot_matter_is_zero_once_it_is_not_seen_any_more() -> None:
+    for seed in range(10):
+        monitor, random = known(Link(0.025, 0.145, 2e-3), seed)
+        *_, estimate = observe(monitor, Link(0.025), random, 30)
+        assert number(estimate.beta_s) < 0.5 * MS
+
+
 def test_a_beta_known_well_is_not_given_up_for_one_known_less_that_agrees() -> None:
     monitor, random = known(Link(0.02, 1 * MS))
     before = number(monitor.snapshot().beta_s)

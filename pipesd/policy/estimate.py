@@ -52,7 +52,7 @@ class Estimate:
     rtt_s: float | None = None  # a message and its answer as they were sent, without the cloud's own time
     tpt_s: float | None = None  # time per output token
     pass_s: float | None = None  # the cloud's own time for a verification
-    beta_is_zero: bool = False  # β was looked for and cannot be told from 0
+    beta_is_zero: bool = False  # β was looked for, cannot be told from 0 and is little at most
     samples: int = 0  # round trips that the link's figures rest on
     passes: tuple[tuple[int, float], ...] = ()  # the last verifications: draft tokens, and the cloud's own time
 

@@ -24,6 +24,7 @@ WARM_UP = 3  # round trips: the first ones on a connection can be 50 times as lo
 PROBED_SIZES = 8  # distinct sizes that a line should go through (PipeSD, appendix D)
 VAGUE = 0.2  # share of a slope that answers left unread may have made, for it to count
 SURE = 1.5  # times the half-width of its interval: what β must be to count as above 0, 3 standard deviations
+LITTLE = 0.2  # share of a round trip: up to it, the β of a usual message moves no plan, like a change of any figure
 REFIT = 25  # round trips between two fits of the line
 FRESH_TOKENS = 2000  # drafted without a round trip, after which what is known of the link is old
 DELAY = 5.0  # times the mean of the other steps of a train: no step but a delay
@@ -219,7 +220,7 @@ class Monitor:
             if not (agrees and self._beta_s and _uncertainty_s(fit) > self._beta_uncertainty_s):
                 # It is looked for again and again, so more is asked than that the interval is above 0.
                 sure = fit.slope_known and fit.slope_s > SURE * (fit.slope_high_s - fit.slope_s)
-                self._beta_s = fit.slope_s if sure else 0.0
+                self._beta_s = fit.slope_s if sure else self._unsure_beta_s(fit)
                 self._beta_uncertainty_s = _uncertainty_s(fit)
         elif self._beta_s is not None and trips_fit is not None:
             self._beta_s = min(self._beta_s, trips_fit.slope_high_s + vague_s)
@@ -228,6 +229,17 @@ class Monitor:
             self._link.replace((value - beta_s * tokens, half) for tokens, value, half in self._trips)
         if self._trains:
             self._gap_s = median(_gap([step_s - beta_s * tokens for tokens, step_s in train]) for train in self._trains)
+
+    def _unsure_beta_s(self, fit: LineFit) -> float:
+        """β where a fit cannot tell it from 0: 0 if it is little even at the fit's upper end, else the last known one,
+        brought between the fit's slope and that end.
+
+        Of the two ways to be wrong the larger β is the safe one: it costs some waiting. With one too small messages are
+        sent that queue on the link; their round trips are all waiting, of which no fit tells β ever again."""
+        usual_tokens = self._trip_tokens / len(self._trips)
+        if fit.slope_high_s * usual_tokens <= LITTLE * median(value for _, value, _ in self._trips):
+            return 0.0
+        return min(max(self._beta_s or 0.0, fit.slope_s), fit.slope_high_s)
 
     def _vague_s(self) -> float:
         """How far a slope through the round trips may be off as answers lay unread: by all of that between the least
