@@ -80,9 +80,9 @@ def watched() -> Iterator[Seen]:
         seen.now_s = now_s
         return inner(self, message, now_s, lag_s)
 
-    def restart(inner: Callable[..., Any], self: RoundTrips) -> Any:
+    def restart(inner: Callable[..., Any], self: RoundTrips, opening: int) -> Any:
         seen.begun_s = seen.now_s if seen.begun_s is None else seen.begun_s
-        return inner(self)
+        return inner(self, opening)
 
     def round_trip(
         inner: Callable[..., Any], self: Monitor, tokens: int, took_s: float, cloud_s: float, lag_s: float = 0.0
