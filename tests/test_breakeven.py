@@ -15,7 +15,7 @@ BENCH = Path(__file__).parents[1] / "bench"
 
 sys.path.append(str(BENCH))
 import breakeven  # noqa: E402
-from measuring import Cell  # noqa: E402
+from measuring import Cell, Outcome  # noqa: E402
 from scenarios import FAT, GAP_S, REGIMES, THIN  # noqa: E402
 
 RECORDS = synthetic_trace(6, 24, acceptance=0.8, seed=2).records
@@ -45,16 +45,26 @@ def test_the_closed_form_takes_the_length_that_reaches_furthest() -> None:
     assert breakeven.limit_s(0.8, 0.03, 0.005) == pytest.approx(by_hand)
 
 
+def judged(rtt_ms: float, times_ms: dict[str, float]) -> dict[str, Any]:
+    """What is said of a cell where each row takes that time, behind two prompts and with two seeds, to a percent."""
+    reports: dict[str, Any] = {name: {"ms_per_token": value} for name, value in times_ms.items()}
+    outcomes = {
+        name: [Outcome({}, {prompt: {"tpt_ms": value * (1 + prompt / 100)} for prompt in range(2)}) for _ in range(2)]
+        for name, value in times_ms.items()
+    }
+    return breakeven.judged(cell(rtt_ms), reports, outcomes)
+
+
 def test_what_is_said_of_a_cell() -> None:
-    times = {"cloud only": 30.0, "edge only": 1.0, "co-located": 2.0, "vanilla": 24.0, "pipesd": 15.0}
-    reports: dict[str, Any] = {name: {"ms_per_token": value} for name, value in times.items()}
-    said = breakeven.judged(cell(20.0), reports)
+    times = {"cloud only": 30.0, "edge only": 1.0, "co-located": 2.0, "vanilla": 24.0, "pipesd": 15.0, "hsl": 15.0}
+    said = judged(20.0, times)
     assert (said["fastest"], said["pipesd_over_cloud"], said["vanilla_over_cloud"]) == ("pipesd", 0.5, 0.8)
+    assert said["ties"] == ["hsl"], "no slower for sure"
     assert said["agrees"] and said["closed_form_rtt_ms"] == pytest.approx(1e3 * breakeven.limit_s(0.8, 0.03, 0.005))
-    assert not breakeven.judged(cell(200.0), reports)["agrees"], "vanilla wins where the form says that it cannot"
-    reports["vanilla"]["ms_per_token"] = 31.0
-    assert not breakeven.judged(cell(20.0), reports)["agrees"] and breakeven.judged(cell(200.0), reports)["agrees"]
-    assert "agrees" not in breakeven.judged(cell(20.0), {"cloud only": {"ms_per_token": 30.0}})
+    assert not judged(200.0, times)["agrees"], "vanilla wins where the form says that it cannot"
+    times["vanilla"] = 31.0
+    assert not judged(20.0, times)["agrees"] and judged(200.0, times)["agrees"]
+    assert "agrees" not in judged(20.0, {"cloud only": 30.0})
 
 
 def test_acceptance_is_of_the_records_that_are_measured() -> None:

@@ -326,4 +326,5 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
     root = Path(pipesd.__file__).parent
     sources = {path: path.read_text(encoding="utf-8") for path in root.rglob("*.py")}
     words = re.compile(r"\bimport (c?pickle|marshal|shelve|dill)|recv_pyobj|send_pyobj|(?<![.\w])(eval|exec)\(")
-    assert [str(path) for path, text in sources.items() if words.search(text)] == []
+    found = [(path.name, match[0]) for path, text in sources.items() for match in words.finditer(text)]
+    assert found == [("plugin.py", "exec(")]  # of the file that its user names on the command line
