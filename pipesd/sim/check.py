@@ -139,7 +139,7 @@ def _received(g: Generation, event: Event) -> Iterator[str]:
     if own and event["kind"] == "Opened":
         g.limit, g.ahead, g.run_ahead = min(g.start["limit"], event["limit"]), event["draft_ahead"], event["run_ahead"]
     if own and event["kind"] == "Verdict":
-        g.link.heard(event["pos"] + len(event["ids"]))
+        g.link.heard()
         g.more = event["more"]
         g.refusals.verdict(event, g.known)
         if event["counters"] and event["pos"] <= g.known:

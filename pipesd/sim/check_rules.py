@@ -181,9 +181,8 @@ class LinkRule:
         self._figures: Event | None = None
         self.plan_figures: Event | None = None  # what a plan is made of, once α and γ are known
         self._free_s = 0.0
-        # Time, tokens, and what it takes by the figures of then, of what no verdict has shown to be through.
-        self._unproven: list[tuple[float, int, float]] = []
-        self._asks: list[tuple[int, int]] = []  # end of the draft of each that asks, and how many of these end with it
+        # Time, tokens, and what it takes by the figures of then, of what was sent since the last verdict.
+        self._since_verdict: list[tuple[float, int, float]] = []
         # When the verdicts that are awaited should come, at the earliest and at the latest.
         self._answers_s: list[tuple[float, float]] = []
         self._survival = 0.3
@@ -207,13 +206,12 @@ class LinkRule:
         if self._figures is not None:
             takes_s = self._takes_s(tokens)
             self._free_s = max(self._free_s, now_s) + takes_s
-            self._unproven.append((now_s, tokens, takes_s))
+            self._since_verdict.append((now_s, tokens, takes_s))
 
-    def asked(self, now_s: float, end: int, *, first: bool) -> None:
-        """Verification up to `end` was asked for, by what was sent last; `first`: no earlier verdict is awaited."""
+    def asked(self, now_s: float, *, first: bool) -> None:
+        """Verification was asked for, by what was sent last; `first`: no earlier verdict is awaited."""
         if first:
             self._answers_s.clear()
-        self._asks.append((end, len(self._unproven)))
         if self._figures is not None:
             answer_s = 2 * self._figures["alpha_s"] + self._figures["pass_s"]
             soonest_s, latest_s = (max(free_s, now_s) + answer_s for free_s in (self._soonest_s(), self._free_s))
@@ -222,15 +220,10 @@ class LinkRule:
     def forget(self) -> None:
         """The draft was dropped: no verdict on it is awaited."""
         self._answers_s = []
-        self._asks.clear()
 
-    def heard(self, end: int) -> None:
-        """A verdict up to `end` came: what it is on, and all that was sent before, is through."""
-        through = self._asks.pop(0)[1] if self._asks else len(self._unproven)
-        while self._asks and self._asks[0][0] <= end:
-            through = self._asks.pop(0)[1]
-        del self._unproven[:through]
-        self._asks = [(asked, count - through) for asked, count in self._asks]
+    def heard(self) -> None:
+        """A verdict came: what was sent before it may be through."""
+        self._since_verdict.clear()
 
     def decided(self, rejected: bool, *, behind: bool) -> None:
         """A verdict came; `behind`: there were tokens behind what it was on."""
@@ -265,7 +258,7 @@ class LinkRule:
     def _soonest_s(self) -> float:
         """When the link is free at the earliest."""
         free_s = -math.inf
-        for at_s, tokens, takes_s in self._unproven:
+        for at_s, tokens, takes_s in self._since_verdict:
             free_s = max(free_s, at_s) + min(takes_s, self._takes_s(tokens))
         return min(free_s, self._free_s)
 

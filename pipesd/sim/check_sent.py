@@ -57,8 +57,7 @@ def sent(g: Generation, event: Event) -> Iterator[str]:
         g.sent, g.told, g.tried = max(g.known, event["pos"]), 0, True
         g.nav_said = g.nav_said and not event["nav"]
     if g.asked:
-        assert g.nav is not None
-        g.link.asked(g.now_s, g.nav[0], first=g.first)
+        g.link.asked(g.now_s, first=g.first)
 
 
 def _said_at_once(g: Generation, event: Event) -> Iterator[str]:
